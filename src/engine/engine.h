@@ -1,0 +1,120 @@
+/* engine.h - one loaded model and the waves that pass through it. Sees token ids only; knows nothing of SQL or text.
+ *
+ * A wave carries rows (one row = one token position of one sequence) through all layers, layer-major. Rows come as
+ * segments: runs of consecutive positions. A segment starts from nothing (position 0), from the kept state of a
+ * sequence, or from the end of an earlier segment of the same wave (a shared prefix and its branches).
+ * Threads: one driving thread; compute threads are the kernels' business. */
+#ifndef NS_ENGINE_H
+#define NS_ENGINE_H
+
+#include "base/base.h"
+#include "format/format.h"
+#include "kernels/kernels.h"
+#include "store/store.h"
+
+struct ns_engine;
+struct ns_seq;  /* kept state of a sequence at some position: recurrent matrices, conv history, latent cache */
+struct ns_wave;
+
+struct ns_engine_options {
+    unsigned n_threads;       /* 0: physical cores */
+    uint32_t cpu;             /* feature bits the kernels may use */
+    uint32_t rows_max;        /* largest wave; 0: what the budget allows, at most 4096 */
+    uint32_t context;         /* longest sequence; 0: config advice or 131072, whichever is less */
+    uint32_t layers;          /* diagnosis: only the first layers; 0: all */
+    uint32_t block_positions; /* latent pages; 0: default */
+    struct ns_store_options store;
+};
+
+/* Reads config, shards, census and fingerprint, refuses what is unsound (all problems in one message), opens the store
+ * and makes room for a wave. Everything is charged to budget; NS_BUDGET names the floor when it does not fit. */
+NS_MUST_CHECK enum ns_code ns_engine_open(const char *dir, const struct ns_engine_options *options,
+                                          struct ns_budget *budget, struct ns_engine **out, struct ns_error *err);
+void ns_engine_close(struct ns_engine *engine);
+const struct ns_config *ns_engine_config(const struct ns_engine *engine);
+const char *ns_engine_fingerprint(const struct ns_engine *engine);           /* hex SHA-256 of the model */
+const char *ns_engine_tokenizer_fingerprint(const struct ns_engine *engine); /* hex */
+uint32_t ns_engine_rows_max(const struct ns_engine *engine);
+uint32_t ns_engine_context(const struct ns_engine *engine);
+struct ns_store *ns_engine_store(struct ns_engine *engine);
+const struct ns_kernels *ns_engine_kernels(const struct ns_engine *engine);
+
+/* ---- sequences ------------------------------------------------------------------------------------------------------------------ */
+
+/* Bytes that a kept sequence of n positions takes; what is left for such states. */
+size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions);
+size_t ns_engine_state_left(const struct ns_engine *engine);
+/* An empty sequence (0 positions). Memory is taken when a wave writes into it; NS_BUDGET then. */
+NS_MUST_CHECK enum ns_code ns_seq_open(struct ns_engine *engine, struct ns_seq **out, struct ns_error *err);
+void ns_seq_close(struct ns_seq *seq); /* NULL is fine */
+uint32_t ns_seq_positions(const struct ns_seq *seq);
+
+/* ---- waves ------------------------------------------------------------------------------------------------------------------------ */
+
+#define NS_NO_PARENT UINT32_MAX
+
+struct ns_segment {
+    const uint32_t *token; /* borrowed until the wave is closed */
+    uint32_t n;            /* at least 1 */
+    uint32_t parent;       /* index of an EARLIER segment of this wave, or NS_NO_PARENT */
+    struct ns_seq *from;   /* without a parent: state to start from; NULL: position 0. Only read, unless into is the same */
+    struct ns_seq *into;   /* gets the end state; NULL: nothing survives the wave. May be from, when no other segment
+                            * starts from it; otherwise must be empty. */
+};
+
+/* A row whose logits are wanted. Several asks may name the same row. */
+struct ns_ask {
+    uint32_t segment, offset; /* the logits after segment.token[offset] */
+    uint32_t target;          /* a token whose log-probability is wanted, or NS_NO_TOKEN */
+    uint32_t n_top;           /* how many best tokens, 1 .. NS_TOP_MAX */
+};
+struct ns_answer {
+    bool ok;                  /* false: the segment failed, see ns_wave_fault */
+    uint32_t best;            /* greedy token, ties lowest id */
+    float best_logprob, target_logprob;
+    uint32_t n_top;
+    uint32_t top_id[NS_TOP_MAX];
+    float top_logprob[NS_TOP_MAX];
+};
+
+struct ns_wave_desc {
+    const struct ns_segment *segment; /* borrowed until close */
+    size_t n_segments;
+    const struct ns_ask *ask;
+    size_t n_asks;
+};
+
+/* What a test, a routing record or a logit lens may look at. Called on the driving thread.
+ * name: "embed", "residual", "attn_in", "attn_out", "ffn_in", "ffn_out", "routed" (ids as floats? no: see ids), "final",
+ * "logits". row: index over all rows of the wave in segment order. For "routed" v holds weights and ids the experts. */
+struct ns_probe {
+    void (*row)(void *arg, uint32_t layer, const char *name, uint32_t row, const float *v, const uint32_t *ids, size_t n);
+    void *arg;
+};
+
+struct ns_wave_stats {
+    uint32_t rows, segments, logit_rows;
+    uint64_t experts_requested; /* rows x top_k over the layers */
+    uint64_t experts_distinct;  /* sum over layers of the union */
+    struct ns_store_stats store; /* of this wave */
+    uint64_t compute_ns, wall_ns;
+};
+
+/* Checks the description (sizes, tokens below vocab, parents earlier, context): NS_INPUT. Takes what the wave needs. */
+NS_MUST_CHECK enum ns_code ns_wave_open(struct ns_engine *engine, const struct ns_wave_desc *desc,
+                                        const struct ns_probe *probe /* NULL: none */, struct ns_wave **out,
+                                        struct ns_error *err);
+/* One step: the embedding, then one layer, ..., then the head. *done when the wave is complete. An error ends the wave:
+ * every into sequence is then unusable (ns_seq_positions 0) and must be rebuilt from its tokens. */
+NS_MUST_CHECK enum ns_code ns_wave_step(struct ns_wave *wave, bool *done, struct ns_error *err);
+uint32_t ns_wave_next_layer(const struct ns_wave *wave);
+/* After done: one answer per ask, in order. */
+const struct ns_answer *ns_wave_answers(const struct ns_wave *wave);
+/* NULL, or why the rows of this segment (and of those that start from it) failed: NS_NONFINITE or NS_CORRUPT with
+ * layer, position and expert. */
+const struct ns_error *ns_wave_fault(const struct ns_wave *wave, size_t segment);
+void ns_wave_stats_get(const struct ns_wave *wave, struct ns_wave_stats *out);
+/* Before done: abandons it, as after an error. NULL is fine. */
+void ns_wave_close(struct ns_wave *wave);
+
+#endif

@@ -1,0 +1,101 @@
+/* store.h - weights on disk and in memory. Knows where every tensor lies, how to read it, and what stays; knows nothing
+ * of what the numbers mean. Nothing in this contract assumes that the bytes come from this machine's memory: a view is
+ * borrowed between acquire and release, and that is all.
+ * Threads: one driving thread calls; reads run in the I/O pool. */
+#ifndef NS_STORE_H
+#define NS_STORE_H
+
+#include "base/base.h"
+#include "format/format.h"
+#include "sys/sys.h"
+
+struct ns_store;
+
+struct ns_store_options {
+    unsigned n_readers;      /* 0: default */
+    bool no_direct;          /* never O_DIRECT */
+    size_t tile_bytes;       /* aim for the size of a dense tile; 0: default */
+    size_t ring_bytes;       /* memory for tiles in flight; 0: default */
+    uint32_t expert_slots;   /* slots for experts in flight (not residents); 0: default */
+    size_t resident_bytes;   /* what may keep dense tiles and experts between waves */
+};
+
+/* shards and config are borrowed until close. Opens the shard files that hold needed tensors. */
+NS_MUST_CHECK enum ns_code ns_store_open(const struct ns_config *config, const struct ns_shards *shards,
+                                         const struct ns_store_options *options, struct ns_budget *budget,
+                                         struct ns_store **out, struct ns_error *err);
+void ns_store_close(struct ns_store *store);
+
+/* ---- small tensors: read once at open of the model, whole ---------------------------------------------------------------- */
+NS_MUST_CHECK enum ns_code ns_store_read(struct ns_store *store, const struct ns_tensor *tensor, uint64_t first_byte,
+                                         size_t n, void *buffer, struct ns_error *err);
+/* Rows of a matrix by index (embedding), each of row_bytes = bytes/dim[0], into consecutive places; repeated and
+ * neighbouring rows are read once. */
+NS_MUST_CHECK enum ns_code ns_store_read_rows(struct ns_store *store, const struct ns_tensor *tensor,
+                                              const uint32_t *row, size_t n, void *buffer, struct ns_error *err);
+
+/* ---- dense matrices as a stream of tiles ----------------------------------------------------------------------------------- */
+
+/* One tile: rows first .. first+n of a matrix [dim0][dim1]. The caller lists all tiles of a wave in the order in which
+ * it will take them; the store reads ahead along that list as far as its ring allows. A tile asked for out of order is
+ * a bug (assert). */
+struct ns_tile {
+    const struct ns_tensor *tensor;
+    uint32_t first, n;
+    uint32_t layer; /* for messages and for the plan's classes; UINT32_MAX: head */
+};
+struct ns_tile_view {
+    const uint8_t *data; /* n rows, contiguous; at least 1-byte aligned, borrowed until release */
+    uint32_t first, n;
+    uint32_t slot;       /* private */
+};
+/* How many rows of this matrix make one tile of about tile_bytes (at least 1, at most dim0). The ring holds at least
+ * three of the largest tile the caller will list: largest_bytes is told at open by ns_store_set_largest_tile. */
+uint32_t ns_store_tile_rows(const struct ns_store *store, const struct ns_tensor *tensor);
+NS_MUST_CHECK enum ns_code ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile, size_t n_tiles,
+                                               struct ns_error *err); /* list borrowed until wave_end */
+NS_MUST_CHECK enum ns_code ns_store_tile_acquire(struct ns_store *store, struct ns_tile_view *view,
+                                                 struct ns_error *err); /* the next one of the list */
+void ns_store_tile_release(struct ns_store *store, struct ns_tile_view *view); /* clears; zeroed is a no-op */
+void ns_store_wave_end(struct ns_store *store); /* also after an error: cancels reads, frees every pin */
+
+/* ---- experts ------------------------------------------------------------------------------------------------------------------ */
+
+struct ns_expert_id {
+    uint32_t layer, expert;
+};
+struct ns_expert_part {
+    const uint8_t *data, *scale; /* scale NULL for bf16 experts */
+};
+struct ns_expert_view {
+    struct ns_expert_part gate, up, down; /* w1, w3, w2 as on disk, borrowed until release */
+    uint32_t slot;                        /* private */
+};
+/* The experts of one layer that this wave needs, ascending, with the number of rows each serves (for ranking). Reading
+ * of those not kept starts at once, in file order. ids borrowed until the last of them was acquired. */
+NS_MUST_CHECK enum ns_code ns_store_experts_want(struct ns_store *store, uint32_t layer, const uint32_t *expert,
+                                                 const uint32_t *n_rows, size_t n, struct ns_error *err);
+/* Before the router has spoken: nearly all experts of the layer are expected (a hint). */
+void ns_store_experts_expect(struct ns_store *store, uint32_t layer, size_t n_expected);
+/* Pin one wanted expert; order is that of the want list. Errors: NS_IO, NS_CORRUPT, NS_BUDGET. */
+NS_MUST_CHECK enum ns_code ns_store_expert_acquire(struct ns_store *store, struct ns_expert_id id,
+                                                   struct ns_expert_view *view, struct ns_error *err);
+void ns_store_expert_release(struct ns_store *store, struct ns_expert_view *view);
+size_t ns_store_expert_bytes(const struct ns_store *store); /* one expert */
+uint64_t ns_store_trunk_bytes(const struct ns_store *store); /* all dense matrices of the layers, without embedding, head */
+
+/* ---- accounting ------------------------------------------------------------------------------------------------------------------ */
+struct ns_store_stats { /* counted since open; subtract to get a wave */
+    uint64_t trunk_bytes, head_bytes, embed_bytes, expert_bytes; /* read from disk */
+    uint64_t trunk_kept_bytes;                                   /* served from memory */
+    uint64_t experts_wanted, experts_kept, experts_read;
+    uint64_t reads;
+    uint64_t read_ns;  /* sum over readers of time in reads */
+    uint64_t disk_ns;  /* time in which at least one read was under way */
+    uint64_t stall_ns; /* time the driving thread waited for a read */
+};
+void ns_store_stats_get(const struct ns_store *store, struct ns_store_stats *out);
+/* NS_CORRUPT naming the file when a shard's size, time or inode is not what it was at open. */
+NS_MUST_CHECK enum ns_code ns_store_check_unchanged(struct ns_store *store, struct ns_error *err);
+
+#endif

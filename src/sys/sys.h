@@ -1,0 +1,154 @@
+/* sys.h - the only room that asks the operating system: files, threads, the I/O pool, the host.
+ * Lock order (outermost first): store mutex, iopool mutex. No lock is held across I/O, a callback or a kernel. */
+#ifndef NS_SYS_H
+#define NS_SYS_H
+
+#include "base/base.h"
+
+/* ---- files (file.c) ------------------------------------------------------------------------------------------- */
+
+struct ns_file; /* an open file; positional calls may come from any thread */
+
+enum ns_file_mode {
+    NS_FILE_READ,        /* read only, through the page cache */
+    NS_FILE_READ_DIRECT, /* read only, O_DIRECT; NS_CONFIG when the file system refuses */
+    NS_FILE_CREATE,      /* read-write, new, must not exist */
+    NS_FILE_WRITE        /* read-write, created when missing */
+};
+
+/* Errors: NS_NOINPUT (missing), NS_IO with path and errno text. */
+NS_MUST_CHECK enum ns_code ns_file_open(const char *path, enum ns_file_mode mode, struct ns_file **out,
+                                        struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_file_close(struct ns_file *file, struct ns_error *err); /* NULL is fine */
+uint64_t ns_file_bytes(const struct ns_file *file);                                   /* size when opened */
+const char *ns_file_path(const struct ns_file *file);
+/* Exactly n bytes at offset; EINTR, short and >2 GiB transfers are handled. Reading past the end is NS_IO naming path,
+ * offset, length, and how much came. */
+NS_MUST_CHECK enum ns_code ns_file_read(struct ns_file *file, void *buffer, size_t n, uint64_t offset,
+                                        struct ns_error *err);
+/* Like read, but stops at end of file; *got says how much (for aligned windows past the end). */
+NS_MUST_CHECK enum ns_code ns_file_read_some(struct ns_file *file, void *buffer, size_t n, uint64_t offset,
+                                             size_t *got, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_file_write(struct ns_file *file, const void *bytes, size_t n, uint64_t offset,
+                                         struct ns_error *err); /* ENOSPC and EDQUOT are NS_FULL */
+NS_MUST_CHECK enum ns_code ns_file_sync(struct ns_file *file, struct ns_error *err); /* a failure is final */
+/* Advice to the kernel that [offset, offset+n) will not be read again (buffered mode). */
+void ns_file_forget(struct ns_file *file, uint64_t offset, uint64_t n);
+/* Size, mtime (ns) and inode now, to notice a file that changed during a run. */
+NS_MUST_CHECK enum ns_code ns_file_identity(struct ns_file *file, uint64_t out[3], struct ns_error *err);
+
+/* A whole small file into *out (budget-charged, NUL-terminated for convenience). max_bytes is a refusal limit. */
+NS_MUST_CHECK enum ns_code ns_file_slurp(const char *path, size_t max_bytes, struct ns_budget *budget, char **out,
+                                         size_t *n, struct ns_error *err);
+/* temp in the same directory, write, sync, rename, sync of the directory. */
+NS_MUST_CHECK enum ns_code ns_file_replace(const char *path, const void *bytes, size_t n, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_file_rename(const char *from, const char *to, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_file_unlink(const char *path, struct ns_error *err); /* a missing file is fine */
+NS_MUST_CHECK enum ns_code ns_dir_make(const char *path, struct ns_error *err);    /* existing is fine */
+NS_MUST_CHECK enum ns_code ns_dir_sync(const char *path, struct ns_error *err);
+/* Calls each for every plain entry, sorted by name; each may stop the walk by returning an error. */
+typedef enum ns_code (*ns_dir_each_fn)(void *arg, const char *name, uint64_t bytes, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_dir_each(const char *path, ns_dir_each_fn each, void *arg, struct ns_error *err);
+bool ns_path_exists(const char *path);
+bool ns_path_same(const char *a, const char *b); /* same file by device and inode: links of every kind */
+NS_MUST_CHECK enum ns_code ns_path_real(const char *path, char out[4096], struct ns_error *err);
+
+/* A buffered reader of lines without a length limit but the given one (a file, or - for standard input), and a
+ * streaming writer to a temporary that becomes the path on commit. */
+struct ns_line_reader;
+NS_MUST_CHECK enum ns_code ns_lines_open(const char *path, size_t max_line, struct ns_budget *budget,
+                                         struct ns_line_reader **out, struct ns_error *err);
+/* *line is borrowed until the next call, without its newline, NUL-terminated; *line = NULL at the end. A longer line
+ * is cut and *cut set; the reader goes on with the next one. */
+NS_MUST_CHECK enum ns_code ns_lines_next(struct ns_line_reader *r, const char **line, size_t *n, bool *cut,
+                                         struct ns_error *err);
+void ns_lines_close(struct ns_line_reader *r);
+struct ns_out_file; /* "-" writes to standard output */
+NS_MUST_CHECK enum ns_code ns_out_open(const char *path, struct ns_out_file **out, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_out_write(struct ns_out_file *f, const void *bytes, size_t n, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_out_commit(struct ns_out_file *f, struct ns_error *err); /* frees; sync and rename */
+void ns_out_abort(struct ns_out_file *f);                                              /* frees; nothing is left */
+
+/* One-byte open-file-description lock in path (created when missing). NS_BUSY when another process holds it. The lock
+ * lives until unlock or process death. */
+struct ns_lock;
+NS_MUST_CHECK enum ns_code ns_lock_take(const char *path, uint64_t byte, struct ns_lock **out, struct ns_error *err);
+void ns_lock_give(struct ns_lock *lock);
+
+/* ---- threads (thread.c) ---------------------------------------------------------------------------------------- */
+
+struct ns_mutex;
+struct ns_cond;
+struct ns_thread;
+struct ns_mutex *ns_mutex_open(void);
+void ns_mutex_close(struct ns_mutex *mutex);
+void ns_mutex_lock(struct ns_mutex *mutex);
+void ns_mutex_unlock(struct ns_mutex *mutex);
+struct ns_cond *ns_cond_open(void);
+void ns_cond_close(struct ns_cond *cond);
+void ns_cond_wait(struct ns_cond *cond, struct ns_mutex *mutex);
+bool ns_cond_wait_ms(struct ns_cond *cond, struct ns_mutex *mutex, uint64_t timeout_ms); /* false: timed out */
+void ns_cond_signal(struct ns_cond *cond);
+void ns_cond_broadcast(struct ns_cond *cond);
+NS_MUST_CHECK enum ns_code ns_thread_start(void (*run)(void *arg), void *arg, struct ns_thread **out,
+                                           struct ns_error *err);
+void ns_thread_join(struct ns_thread *thread);
+void ns_sleep_ms(uint64_t ms);
+
+/* ---- the I/O pool (iopool.c) ----------------------------------------------------------------------------------- */
+
+/* Positional reads (and writes, in their own class so that they cannot occupy every reader) by a few threads. */
+struct ns_iopool;
+struct ns_io {                /* caller-owned, alive until done */
+    struct ns_file *file;
+    void *buffer;
+    size_t n;
+    uint64_t offset;
+    bool is_write;
+    bool may_end;             /* a short read at end of file is fine; got tells */
+    /* results, valid after ns_io_wait */
+    enum ns_code code;
+    struct ns_error err;
+    size_t got;
+    uint64_t busy_ns;         /* time in the system call */
+    /* private */
+    struct ns_io *next;
+    int state;
+};
+NS_MUST_CHECK enum ns_code ns_iopool_open(unsigned n_readers, struct ns_iopool **out, struct ns_error *err);
+void ns_iopool_close(struct ns_iopool *pool); /* waits for what was started */
+void ns_io_start(struct ns_iopool *pool, struct ns_io *io);
+/* Blocks until io is done; returns its code and copies its error. */
+NS_MUST_CHECK enum ns_code ns_io_wait(struct ns_iopool *pool, struct ns_io *io, struct ns_error *err);
+bool ns_io_done(struct ns_iopool *pool, struct ns_io *io);
+/* Takes a request that has not begun out of the queue (true), else waits for it (false). */
+bool ns_io_cancel(struct ns_iopool *pool, struct ns_io *io);
+
+/* ---- the machine (cpu.c, host.c) ------------------------------------------------------------------------------- */
+
+uint32_t ns_cpu_bits(void);          /* ns_cpu_bit of this processor, with OS support checked */
+unsigned ns_cpu_physical(void);      /* physical cores this process may use (affinity and cgroup quota respected) */
+size_t ns_host_free_memory(void);    /* what machine and control groups (v1, v2, nested) really leave free */
+size_t ns_host_peak_rss(void);       /* VmHWM */
+size_t ns_host_rss(void);
+uint64_t ns_host_free_disk(const char *path);
+const char *ns_host_name(void);      /* static storage, filled once at start by ns_host_init */
+const char *ns_host_boot_id(void);
+void ns_host_init(void);             /* call once from main before threads */
+int64_t ns_host_pid(void);
+int64_t ns_host_uid(void);
+const char *ns_host_user(void);
+/* Start time of a process in clock ticks since boot, or -1 when there is none; with ns_host_pid it names a process. */
+int64_t ns_host_pid_start(int64_t pid);
+bool ns_host_pid_stopped(int64_t pid); /* stopped by a signal */
+/* Kills a verified process (pid, start) through a pid file descriptor and waits for its end. */
+NS_MUST_CHECK enum ns_code ns_host_kill(int64_t pid, int64_t start, uint64_t wait_ms, struct ns_error *err);
+bool ns_host_is_network_fs(const char *path, char name[32]); /* NFS, SMB, FUSE, Lustre, GPFS, 9p */
+/* SIGTERM, SIGINT, SIGHUP counted into a flag; SIGPIPE ignored. */
+void ns_signal_install(void);
+unsigned ns_signal_count(void); /* 0 none, 1 stop politely, 2 abandon */
+int ns_signal_last(void);
+void ns_signal_reset(void);
+bool ns_signal_take_usr1(void); /* true once per SIGUSR1 */
+
+#endif

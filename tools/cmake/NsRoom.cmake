@@ -1,0 +1,57 @@
+# One static target per room, made by one function. Properties travel on targets, never on global flag variables.
+
+add_library(ns_flags INTERFACE)
+target_compile_features(ns_flags INTERFACE c_std_11)
+target_compile_definitions(ns_flags INTERFACE _POSIX_C_SOURCE=200809L _DEFAULT_SOURCE
+    NS_VERSION="${PROJECT_VERSION}")
+target_compile_options(ns_flags INTERFACE
+    -Wall -Wextra -Wshadow -Wconversion -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wundef
+    -ffp-contract=off -fno-math-errno -fno-omit-frame-pointer)
+if(NIGHTSHIFT_WERROR)
+    target_compile_options(ns_flags INTERFACE -Werror)
+endif()
+if(NIGHTSHIFT_SANITIZE)
+    target_compile_options(ns_flags INTERFACE -fsanitize=${NIGHTSHIFT_SANITIZE} -fno-sanitize-recover=all -g)
+    target_link_options(ns_flags INTERFACE -fsanitize=${NIGHTSHIFT_SANITIZE})
+endif()
+if(NIGHTSHIFT_COVERAGE)
+    target_compile_options(ns_flags INTERFACE --coverage)
+    target_link_options(ns_flags INTERFACE --coverage)
+endif()
+if(NIGHTSHIFT_FUZZ)
+    target_compile_options(ns_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -g)
+    target_link_options(ns_flags INTERFACE -fsanitize=address,undefined)
+endif()
+
+# ns_room(<room> SOURCES a.c b.c [NEEDS base sys ...] [LIBS imported targets])
+function(ns_room room)
+    cmake_parse_arguments(R "" "" "SOURCES;NEEDS;LIBS" ${ARGN})
+    add_library(ns_${room} STATIC ${R_SOURCES})
+    target_include_directories(ns_${room} PUBLIC ${PROJECT_SOURCE_DIR}/src)
+    target_link_libraries(ns_${room} PUBLIC ns_flags)
+    foreach(need IN LISTS R_NEEDS)
+        target_link_libraries(ns_${room} PUBLIC ns_${need})
+    endforeach()
+    target_link_libraries(ns_${room} PRIVATE ${R_LIBS})
+endfunction()
+
+# ns_test(<name> SOURCES x_test.c NEEDS room ... [LABEL unit] [TIMEOUT s]): one cmocka program, one CTest entry.
+function(ns_test name)
+    cmake_parse_arguments(T "" "LABEL;TIMEOUT" "SOURCES;NEEDS;LIBS;ENVIRONMENT" ${ARGN})
+    if(NOT T_LABEL)
+        set(T_LABEL unit)
+    endif()
+    if(NOT T_TIMEOUT)
+        set(T_TIMEOUT 300)
+    endif()
+    add_executable(${name} ${T_SOURCES})
+    target_link_libraries(${name} PRIVATE ns_flags PkgConfig::CMOCKA ${T_LIBS})
+    foreach(need IN LISTS T_NEEDS)
+        target_link_libraries(${name} PRIVATE ns_${need})
+    endforeach()
+    target_compile_definitions(${name} PRIVATE NS_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data"
+        NS_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS "${T_LABEL}" TIMEOUT ${T_TIMEOUT}
+        ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${T_ENVIRONMENT}")
+endfunction()
