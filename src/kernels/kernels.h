@@ -127,7 +127,7 @@ void ns_attn_res_mix(const struct ns_kernels *k, float *y, size_t ld_y, const fl
 void ns_short_conv(const struct ns_kernels *k, float *y, size_t ld_y, const float *x, size_t ld_x, const float *w,
                    size_t n_taps, float *history, size_t ld_h, size_t n, size_t n_ch);
 /* alpha = exp(g): bound given: g = bound * sigmoid(a * (f + dt)); else g = -a * softplus(f + dt).
- * a = exp(A_log[h]) precomputed [n_heads] by ns_exp_ref; f, alpha [n_rows][n_heads*d]; dt [n_heads*d]. In place ok. */
+ * a = exp(A_log[h]) precomputed [n_heads] by ns_vm_exp; f, alpha [n_rows][n_heads*d]; dt [n_heads*d]. In place ok. */
 void ns_kda_decay(const struct ns_kernels *k, float *alpha, size_t ld_alpha, const float *f, size_t ld_f,
                   const float *dt, const float *a, bool has_bound, float bound, size_t n_rows, size_t n_heads,
                   size_t d);
@@ -198,13 +198,13 @@ void ns_head_finish(const struct ns_kernels *k, const float *block_max, const fl
 
 /* ---- vmath (vmath.c): the scalar definitions, stated worst error in ulp in the .c file --------------------------------- */
 
-float ns_exp(float x);
-float ns_log(float x);
-float ns_log1p(float x);
-float ns_sigmoid(float x);
-float ns_tanh(float x);
-float ns_softplus(float x);
-float ns_silu(float x);
+float ns_vm_exp(float x);
+float ns_vm_log(float x);
+float ns_vm_log1p(float x);
+float ns_vm_sigmoid(float x);
+float ns_vm_tanh(float x);
+float ns_vm_softplus(float x);
+float ns_vm_silu(float x);
 float ns_dot_f32(const float *a, const float *b, size_t n); /* the canonical dot product, reference form */
 
 #endif
