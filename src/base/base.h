@@ -8,9 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NS_MUST_CHECK __attribute__((warn_unused_result))
+#define NS_MUST_CHECK                     __attribute__((warn_unused_result))
 #define NS_PRINTF(fmt_index, first_index) __attribute__((format(printf, fmt_index, first_index)))
-#define NS_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define NS_COUNT(array)                   (sizeof(array) / sizeof((array)[0]))
 
 /* ---- errors (error.c) ------------------------------------------------------------------------------------------ */
 
@@ -39,9 +39,11 @@ enum ns_retry {
     X(FENCED,       "fenced",       77, NS_NEVER, "another runner took over")                         \
     X(CONFIG,       "config",       78, NS_NEVER, "bad configuration or unsupported file system")     \
     X(STOPPED,      "stopped",       0, NS_LATER, "stopped on request, resumable")
+
 /* clang-format on */
 
 enum ns_code {
+
 #define NS_CODE_ENUM(name, json, exit_status, retry, people) NS_##name,
     NS_CODES(NS_CODE_ENUM)
 #undef NS_CODE_ENUM
@@ -111,8 +113,8 @@ enum ns_fault_kind { NS_FAULT_ALLOC, NS_FAULT_READ, NS_FAULT_WRITE, NS_FAULT_SYN
 void ns_fault_arm(enum ns_fault_kind kind, uint64_t nth);
 void ns_fault_arm_mode(enum ns_fault_kind kind, uint64_t nth, int mode, bool sticky);
 void ns_fault_disarm(void);
-bool ns_fault_hit(enum ns_fault_kind kind);       /* called by the site: does this call fail? */
-int ns_fault_mode(enum ns_fault_kind kind);       /* 0 when none was given */
+bool ns_fault_hit(enum ns_fault_kind kind); /* called by the site: does this call fail? */
+int ns_fault_mode(enum ns_fault_kind kind); /* 0 when none was given */
 /* Crash point: when armed with this name, the k-th visit kills the process with SIGKILL. */
 void ns_crash_arm(const char *name, uint64_t visit);
 void ns_crash_point(const char *name);
@@ -194,7 +196,7 @@ struct ns_sha256 *ns_sha256_open(void); /* NULL when out of memory */
 void ns_sha256_add(struct ns_sha256 *hash, const void *bytes, size_t n);
 void ns_sha256_close(struct ns_sha256 *hash, uint8_t out[NS_SHA256_BYTES]); /* frees; out may be NULL */
 void ns_sha256_of(const void *bytes, size_t n, uint8_t out[NS_SHA256_BYTES]);
-void ns_hex(const uint8_t *bytes, size_t n, char *out); /* out[2n+1] */
+void ns_hex(const uint8_t *bytes, size_t n, char *out);        /* out[2n+1] */
 uint32_t ns_crc32c(uint32_t crc, const void *bytes, size_t n); /* start with 0 */
 
 /* ---- log lines (log.c) ------------------------------------------------------------------------------------------- */
@@ -209,9 +211,9 @@ void ns_log(enum ns_log_level level, const char *fmt, ...) NS_PRINTF(2, 3);
 
 /* ---- clock (clock.c) --------------------------------------------------------------------------------------------- */
 
-int64_t ns_clock_wall_ms(void);      /* Unix time */
-int64_t ns_clock_boot_ms(void);      /* since boot, counts sleep */
-uint64_t ns_clock_mono_ns(void);     /* for intervals */
+int64_t ns_clock_wall_ms(void);                        /* Unix time */
+int64_t ns_clock_boot_ms(void);                        /* since boot, counts sleep */
+uint64_t ns_clock_mono_ns(void);                       /* for intervals */
 void ns_clock_utc_text(int64_t wall_ms, char out[24]); /* 2026-01-31T22:15:00Z */
 /* Tests may pin the wall clock; negative gives it back. */
 void ns_clock_pin_wall(int64_t wall_ms);
@@ -219,7 +221,7 @@ void ns_clock_pin_wall(int64_t wall_ms);
 /* ---- cpu feature bits -------------------------------------------------------------------------------------------- */
 
 enum ns_cpu_bit {
-    NS_CPU_AVX2 = 1u << 0,   /* AVX2, F16C */
+    NS_CPU_AVX2 = 1u << 0, /* AVX2, F16C */
     NS_CPU_FMA = 1u << 1,
     NS_CPU_AVX512 = 1u << 2, /* F, BW, VL, DQ */
     NS_CPU_VBMI = 1u << 3,

@@ -42,8 +42,8 @@ static bool charge(struct ns_budget *budget, size_t bytes)
     } while (!atomic_compare_exchange_weak_explicit(&budget->used_bytes, &used, next, memory_order_relaxed,
                                                     memory_order_relaxed));
     size_t peak = atomic_load_explicit(&budget->peak_bytes, memory_order_relaxed);
-    while (peak < next && !atomic_compare_exchange_weak_explicit(&budget->peak_bytes, &peak, next,
-                                                                 memory_order_relaxed, memory_order_relaxed)) {
+    while (peak < next && !atomic_compare_exchange_weak_explicit(&budget->peak_bytes, &peak, next, memory_order_relaxed,
+                                                                 memory_order_relaxed)) {
     }
     return true;
 }

@@ -13,7 +13,7 @@
 #include "store/store.h"
 
 struct ns_engine;
-struct ns_seq;  /* kept state of a sequence at some position: recurrent matrices, conv history, latent cache */
+struct ns_seq; /* kept state of a sequence at some position: recurrent matrices, conv history, latent cache */
 struct ns_wave;
 
 struct ns_engine_options {
@@ -57,7 +57,7 @@ struct ns_segment {
     const uint32_t *token; /* borrowed until the wave is closed */
     uint32_t n;            /* at least 1 */
     uint32_t parent;       /* index of an EARLIER segment of this wave, or NS_NO_PARENT */
-    struct ns_seq *from;   /* without a parent: state to start from; NULL: position 0. Only read, unless into is the same */
+    struct ns_seq *from;   /* without a parent: start here; NULL: position 0. Only read, unless into is the same */
     struct ns_seq *into;   /* gets the end state; NULL: nothing survives the wave. May be from, when no other segment
                             * starts from it; otherwise must be empty. */
 };
@@ -68,9 +68,10 @@ struct ns_ask {
     uint32_t target;          /* a token whose log-probability is wanted, or NS_NO_TOKEN */
     uint32_t n_top;           /* how many best tokens, 1 .. NS_TOP_MAX */
 };
+
 struct ns_answer {
-    bool ok;                  /* false: the segment failed, see ns_wave_fault */
-    uint32_t best;            /* greedy token, ties lowest id */
+    bool ok;       /* false: the segment failed, see ns_wave_fault */
+    uint32_t best; /* greedy token, ties lowest id */
     float best_logprob, target_logprob;
     uint32_t n_top;
     uint32_t top_id[NS_TOP_MAX];
@@ -88,14 +89,15 @@ struct ns_wave_desc {
  * name: "embed", "residual", "attn_in", "attn_out", "ffn_in", "ffn_out", "routed" (ids as floats? no: see ids), "final",
  * "logits". row: index over all rows of the wave in segment order. For "routed" v holds weights and ids the experts. */
 struct ns_probe {
-    void (*row)(void *arg, uint32_t layer, const char *name, uint32_t row, const float *v, const uint32_t *ids, size_t n);
+    void (*row)(void *arg, uint32_t layer, const char *name, uint32_t row, const float *v, const uint32_t *ids,
+                size_t n);
     void *arg;
 };
 
 struct ns_wave_stats {
     uint32_t rows, segments, logit_rows;
-    uint64_t experts_requested; /* rows x top_k over the layers */
-    uint64_t experts_distinct;  /* sum over layers of the union */
+    uint64_t experts_requested;  /* rows x top_k over the layers */
+    uint64_t experts_distinct;   /* sum over layers of the union */
     struct ns_store_stats store; /* of this wave */
     uint64_t compute_ns, wall_ns;
 };

@@ -35,10 +35,10 @@ struct ns_config {
     uint32_t n_groups, topk_groups; /* 1, 1: no group limit */
     uint32_t attn_res_block;        /* 0: ordinary residual */
     bool tied_embeddings;
-    bool mxfp4_experts;             /* quantization_config present */
-    int32_t bos, eos, pad;          /* -1: not given */
-    uint32_t context_advice;        /* max_position_embeddings, advisory; 0: absent */
-    bool *is_kda;                   /* [n_layers], owned */
+    bool mxfp4_experts;      /* quantization_config present */
+    int32_t bos, eos, pad;   /* -1: not given */
+    uint32_t context_advice; /* max_position_embeddings, advisory; 0: absent */
+    bool *is_kda;            /* [n_layers], owned */
     struct ns_budget *budget;
 };
 
@@ -49,6 +49,7 @@ NS_MUST_CHECK enum ns_code ns_config_read(const char *dir, struct ns_budget *bud
 NS_MUST_CHECK enum ns_code ns_config_parse(const char *text, size_t n, struct ns_budget *budget, struct ns_config *out,
                                            struct ns_error *err);
 void ns_config_fini(struct ns_config *config);
+
 static inline bool ns_config_is_moe(const struct ns_config *c, uint32_t layer)
 {
     return layer >= c->first_dense && layer % c->moe_layer_freq == 0;
@@ -56,12 +57,25 @@ static inline bool ns_config_is_moe(const struct ns_config *c, uint32_t layer)
 
 /* ---- safetensors.c, shards.c: one file, one index over many -------------------------------------------------------- */
 
-enum ns_dtype { NS_DTYPE_U8, NS_DTYPE_BF16, NS_DTYPE_F16, NS_DTYPE_F32, NS_DTYPE_F64, NS_DTYPE_I8, NS_DTYPE_I16,
-                NS_DTYPE_I32, NS_DTYPE_I64, NS_DTYPE_BOOL, NS_DTYPE_OTHER /* unknown name, ranges checked all the same */ };
+enum ns_dtype {
+    NS_DTYPE_U8,
+    NS_DTYPE_BF16,
+    NS_DTYPE_F16,
+    NS_DTYPE_F32,
+    NS_DTYPE_F64,
+    NS_DTYPE_I8,
+    NS_DTYPE_I16,
+    NS_DTYPE_I32,
+    NS_DTYPE_I64,
+    NS_DTYPE_BOOL,
+    NS_DTYPE_OTHER /* unknown name, ranges checked all the same */
+};
+
 size_t ns_dtype_bytes(enum ns_dtype dtype); /* 0 for OTHER */
 const char *ns_dtype_name(enum ns_dtype dtype);
 
 #define NS_MAX_RANK 8
+
 struct ns_tensor {
     const char *name; /* borrowed from the shards */
     enum ns_dtype dtype;
@@ -92,7 +106,7 @@ const struct ns_tensor *ns_shards_at(const struct ns_shards *shards, size_t i);
 uint32_t ns_shards_files(const struct ns_shards *shards);
 const char *ns_shards_path(const struct ns_shards *shards, uint32_t shard); /* full path */
 uint64_t ns_shards_file_bytes(const struct ns_shards *shards, uint32_t shard);
-const char *ns_shards_prefix(const struct ns_shards *shards);       /* "language_model." or "" */
+const char *ns_shards_prefix(const struct ns_shards *shards); /* "language_model." or "" */
 /* Bytes in gaps between tensors, for the audit. */
 uint64_t ns_shards_gap_bytes(const struct ns_shards *shards);
 
@@ -117,6 +131,7 @@ struct ns_ids {
     uint32_t *id;
     size_t n, capacity;
 };
+
 void ns_ids_init(struct ns_ids *ids, struct ns_budget *budget);
 void ns_ids_fini(struct ns_ids *ids);
 NS_MUST_CHECK enum ns_code ns_ids_add(struct ns_ids *ids, const uint32_t *id, size_t n, struct ns_error *err);
@@ -135,8 +150,8 @@ NS_MUST_CHECK enum ns_code ns_tokenizer_encode(const struct ns_tokenizer *tok, c
 /* Bytes of one token (special ids: their spelling). Borrowed. NS_INPUT for ids outside the vocabulary. */
 NS_MUST_CHECK enum ns_code ns_tokenizer_bytes(const struct ns_tokenizer *tok, uint32_t id, const uint8_t **bytes,
                                               size_t *n, bool *special, struct ns_error *err);
-uint32_t ns_tokenizer_base(const struct ns_tokenizer *tok);                        /* first special id */
-uint32_t ns_tokenizer_special(const struct ns_tokenizer *tok, const char *name);  /* NS_NO_TOKEN: no such marker */
+uint32_t ns_tokenizer_base(const struct ns_tokenizer *tok);                      /* first special id */
+uint32_t ns_tokenizer_special(const struct ns_tokenizer *tok, const char *name); /* NS_NO_TOKEN: no such marker */
 /* The pieces of the pre-tokeniser, for tests: each gets every piece in order. */
 typedef void (*ns_piece_fn)(void *arg, const char *piece, size_t n);
 NS_MUST_CHECK enum ns_code ns_tokenizer_split(const struct ns_tokenizer *tok, const char *text, size_t n,
@@ -147,6 +162,7 @@ struct ns_decoder {
     uint8_t held[4];
     uint32_t n_held;
 };
+
 /* Appends what can be shown of bytes; an impossible byte becomes U+FFFD at once. flush turns what is held into U+FFFD. */
 void ns_decoder_add(struct ns_decoder *d, const uint8_t *bytes, size_t n, struct ns_text *out);
 void ns_decoder_flush(struct ns_decoder *d, struct ns_text *out);
@@ -158,8 +174,8 @@ NS_MUST_CHECK enum ns_code ns_tokenizer_decode(const struct ns_tokenizer *tok, c
 
 struct ns_chat_options {
     bool add_generation_prompt;
-    bool thinking;          /* the think channel is present */
-    const char *effort;     /* "low", "high", "max", or NULL: no effort message */
+    bool thinking;                                               /* the think channel is present */
+    const char *effort;                                          /* "low", "high", "max", or NULL: no effort message */
     const struct ns_json *tools, *tool_choice, *response_format; /* NULL: none */
 };
 typedef enum ns_code (*ns_chat_segment_fn)(void *arg, const char *text, size_t n, bool is_marker, bool is_assistant,

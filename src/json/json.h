@@ -26,8 +26,8 @@ void ns_json_free(struct ns_json *doc); /* NULL is fine; the document only, neve
 enum ns_json_type ns_json_type(const struct ns_json *value); /* NULL value: NS_JSON_NULL */
 const char *ns_json_type_name(enum ns_json_type type);
 const struct ns_json *ns_json_find(const struct ns_json *object, const char *key); /* NULL: absent or not an object */
-size_t ns_json_count(const struct ns_json *value);                                  /* members or items, else 0 */
-const struct ns_json *ns_json_item(const struct ns_json *array, size_t i);          /* NULL: out of range */
+size_t ns_json_count(const struct ns_json *value);                                 /* members or items, else 0 */
+const struct ns_json *ns_json_item(const struct ns_json *array, size_t i);         /* NULL: out of range */
 /* The i-th member in file order is reached by iteration: it = ns_json_first(o); it; it = ns_json_next(o, it). */
 void *ns_json_first(const struct ns_json *object);
 void *ns_json_next(const struct ns_json *object, void *it);
@@ -35,8 +35,8 @@ const char *ns_json_key(void *it);
 const struct ns_json *ns_json_value(void *it);
 
 bool ns_json_bool(const struct ns_json *value, bool *out);
-bool ns_json_int(const struct ns_json *value, int64_t *out);    /* an integer, or a real with an integral value */
-bool ns_json_number(const struct ns_json *value, double *out);  /* integer or real */
+bool ns_json_int(const struct ns_json *value, int64_t *out);   /* an integer, or a real with an integral value */
+bool ns_json_number(const struct ns_json *value, double *out); /* integer or real */
 bool ns_json_string(const struct ns_json *value, const char **s, size_t *n); /* borrowed from the document */
 bool ns_json_is_null(const struct ns_json *value);
 bool ns_json_equal(const struct ns_json *a, const struct ns_json *b);

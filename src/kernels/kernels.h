@@ -22,6 +22,7 @@ void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, v
 /* ---- dispatch (select.c) ------------------------------------------------------------------------------------------------ */
 
 struct ns_kernel_table; /* private: kernels_impl.h */
+
 struct ns_kernels {
     const struct ns_kernel_table *table;
     const char *isa;    /* "ref", "avx2", "avx512", "neon" */
@@ -56,6 +57,7 @@ void ns_pack_rows(const struct ns_kernels *k, enum ns_weight_type type, void *pa
                   const uint32_t *index, size_t n_rows, size_t cols);
 
 enum ns_store_mode { NS_SET, NS_ADD }; /* y = v, or y = y + v (one addition after the whole dot) */
+
 /* y[i][o] (=|+=) dot(w[o], x[i]) for all packed rows i and all rows o of w. y [n_rows][..] with stride ld_y; the column
  * o of y is the row o of w (pass y + first for a tile). scratch: ns_gemm_scratch bytes, 64-byte aligned. Threads over
  * weight rows inside; bits depend on nothing but w and x. */
@@ -78,9 +80,11 @@ struct ns_act {
     bool situ;
     float beta, linear_beta; /* linear_beta 0: up not capped */
 };
+
 struct ns_expert_weights {
     struct ns_weights gate, up, down;
 };
+
 size_t ns_expert_scratch(const struct ns_kernels *k, const struct ns_expert_weights *e, size_t n_rows);
 void ns_expert(const struct ns_kernels *k, const struct ns_expert_weights *e, const struct ns_act *act, const float *z,
                size_t ld_z, const uint32_t *index, const float *weight, size_t n, float *acc, size_t ld_acc,
@@ -151,6 +155,7 @@ struct ns_span {
     const float *rows;
     size_t ld, n;
 };
+
 /* For each query i < n_q (all of one sequence), over positions 0 .. n_visible[i]-1:
  *   s = scale * dot16(q[i], key);  m = max s;  p = exp(s - m);  z = 16-lane sum of p (lane = position mod 16);
  *   out[i][c] = (chain over positions of fma(p, key[c], .)) / z    for c < d_value (the first d_value floats of a row).
@@ -170,6 +175,7 @@ struct ns_router {
     float scale;
     const float *bias; /* [n_experts] selection only */
 };
+
 /* logits [n_rows][n_experts] (overwritten by sigmoid scores). For each row: ids [top_k] ascending, weights [top_k] of
  * the same order. The sum for renormalising is a chain in falling biased score (selection order). Ties: larger score,
  * then lower id. ok[i] = 0 when a biased score is not finite (its ids are then 0..top_k-1, weights 0). */
@@ -181,6 +187,7 @@ void ns_route(const struct ns_kernels *k, uint32_t *ids, float *weights, float *
  * z = chain over b of fma(z_b, exp(m_b - m), z); logprob(l) = (l - m) - log(z). */
 #define NS_HEAD_BLOCK 1024
 #define NS_TOP_MAX    20
+
 struct ns_head_row { /* running state of one row of logits */
     uint32_t n_top;  /* how many best to keep, 1 .. NS_TOP_MAX */
     uint32_t n_kept;
@@ -188,6 +195,7 @@ struct ns_head_row { /* running state of one row of logits */
     float top_logit[NS_TOP_MAX];
     bool finite;
 };
+
 /* logits [n_rows][n] for vocabulary entries first .. first+n-1; first is a multiple of NS_HEAD_BLOCK and n is too unless
  * it ends the vocabulary. block_max, block_sum [n_rows][ld_b]: entry first/NS_HEAD_BLOCK.. are filled. */
 void ns_head_blocks(const struct ns_kernels *k, struct ns_head_row *row, float *block_max, float *block_sum,

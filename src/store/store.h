@@ -12,12 +12,12 @@
 struct ns_store;
 
 struct ns_store_options {
-    unsigned n_readers;      /* 0: default */
-    bool no_direct;          /* never O_DIRECT */
-    size_t tile_bytes;       /* aim for the size of a dense tile; 0: default */
-    size_t ring_bytes;       /* memory for tiles in flight; 0: default */
-    uint32_t expert_slots;   /* slots for experts in flight (not residents); 0: default */
-    size_t resident_bytes;   /* what may keep dense tiles and experts between waves */
+    unsigned n_readers;    /* 0: default */
+    bool no_direct;        /* never O_DIRECT */
+    size_t tile_bytes;     /* aim for the size of a dense tile; 0: default */
+    size_t ring_bytes;     /* memory for tiles in flight; 0: default */
+    uint32_t expert_slots; /* slots for experts in flight (not residents); 0: default */
+    size_t resident_bytes; /* what may keep dense tiles and experts between waves */
 };
 
 /* shards and config are borrowed until close. Opens the shard files that hold needed tensors. */
@@ -44,18 +44,20 @@ struct ns_tile {
     uint32_t first, n;
     uint32_t layer; /* for messages and for the plan's classes; UINT32_MAX: head */
 };
+
 struct ns_tile_view {
     const uint8_t *data; /* n rows, contiguous; at least 1-byte aligned, borrowed until release */
     uint32_t first, n;
-    uint32_t slot;       /* private */
+    uint32_t slot; /* private */
 };
+
 /* How many rows of this matrix make one tile of about tile_bytes (at least 1, at most dim0). The ring holds at least
  * three of the largest tile the caller will list: largest_bytes is told at open by ns_store_set_largest_tile. */
 uint32_t ns_store_tile_rows(const struct ns_store *store, const struct ns_tensor *tensor);
 NS_MUST_CHECK enum ns_code ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile, size_t n_tiles,
                                                struct ns_error *err); /* list borrowed until wave_end */
 NS_MUST_CHECK enum ns_code ns_store_tile_acquire(struct ns_store *store, struct ns_tile_view *view,
-                                                 struct ns_error *err); /* the next one of the list */
+                                                 struct ns_error *err);        /* the next one of the list */
 void ns_store_tile_release(struct ns_store *store, struct ns_tile_view *view); /* clears; zeroed is a no-op */
 void ns_store_wave_end(struct ns_store *store); /* also after an error: cancels reads, frees every pin */
 
@@ -64,9 +66,11 @@ void ns_store_wave_end(struct ns_store *store); /* also after an error: cancels 
 struct ns_expert_id {
     uint32_t layer, expert;
 };
+
 struct ns_expert_part {
     const uint8_t *data, *scale; /* scale NULL for bf16 experts */
 };
+
 struct ns_expert_view {
     struct ns_expert_part gate, up, down; /* w1, w3, w2 as on disk, borrowed until release */
     uint32_t slot;                        /* private */
@@ -82,10 +86,12 @@ NS_MUST_CHECK enum ns_code ns_store_expert_acquire(struct ns_store *store, struc
                                                    struct ns_expert_view *view, struct ns_error *err);
 void ns_store_expert_release(struct ns_store *store, struct ns_expert_view *view);
 size_t ns_store_expert_bytes(const struct ns_store *store); /* one expert */
-uint64_t ns_store_trunk_bytes(const struct ns_store *store); /* all dense matrices of the layers, without embedding, head */
+/* All dense matrices of the layers, without embedding and head. */
+uint64_t ns_store_trunk_bytes(const struct ns_store *store);
 
 /* ---- accounting ------------------------------------------------------------------------------------------------------------------ */
-struct ns_store_stats { /* counted since open; subtract to get a wave */
+/* Counted since open; subtract to get a wave. */
+struct ns_store_stats {
     uint64_t trunk_bytes, head_bytes, embed_bytes, expert_bytes; /* read from disk */
     uint64_t trunk_kept_bytes;                                   /* served from memory */
     uint64_t experts_wanted, experts_kept, experts_read;
@@ -94,6 +100,7 @@ struct ns_store_stats { /* counted since open; subtract to get a wave */
     uint64_t disk_ns;  /* time in which at least one read was under way */
     uint64_t stall_ns; /* time the driving thread waited for a read */
 };
+
 void ns_store_stats_get(const struct ns_store *store, struct ns_store_stats *out);
 /* NS_CORRUPT naming the file when a shard's size, time or inode is not what it was at open. */
 NS_MUST_CHECK enum ns_code ns_store_check_unchanged(struct ns_store *store, struct ns_error *err);

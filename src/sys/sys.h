@@ -27,10 +27,10 @@ const char *ns_file_path(const struct ns_file *file);
 NS_MUST_CHECK enum ns_code ns_file_read(struct ns_file *file, void *buffer, size_t n, uint64_t offset,
                                         struct ns_error *err);
 /* Like read, but stops at end of file; *got says how much (for aligned windows past the end). */
-NS_MUST_CHECK enum ns_code ns_file_read_some(struct ns_file *file, void *buffer, size_t n, uint64_t offset,
-                                             size_t *got, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_file_read_some(struct ns_file *file, void *buffer, size_t n, uint64_t offset, size_t *got,
+                                             struct ns_error *err);
 NS_MUST_CHECK enum ns_code ns_file_write(struct ns_file *file, const void *bytes, size_t n, uint64_t offset,
-                                         struct ns_error *err); /* ENOSPC and EDQUOT are NS_FULL */
+                                         struct ns_error *err);                      /* ENOSPC and EDQUOT are NS_FULL */
 NS_MUST_CHECK enum ns_code ns_file_sync(struct ns_file *file, struct ns_error *err); /* a failure is final */
 /* Advice to the kernel that [offset, offset+n) will not be read again (buffered mode). */
 void ns_file_forget(struct ns_file *file, uint64_t offset, uint64_t n);
@@ -99,18 +99,19 @@ void ns_sleep_ms(uint64_t ms);
 
 /* Positional reads (and writes, in their own class so that they cannot occupy every reader) by a few threads. */
 struct ns_iopool;
-struct ns_io {                /* caller-owned, alive until done */
+
+struct ns_io { /* caller-owned, alive until done */
     struct ns_file *file;
     void *buffer;
     size_t n;
     uint64_t offset;
     bool is_write;
-    bool may_end;             /* a short read at end of file is fine; got tells */
+    bool may_end; /* a short read at end of file is fine; got tells */
     /* results, valid after ns_io_wait */
     enum ns_code code;
     struct ns_error err;
     size_t got;
-    uint64_t busy_ns;         /* time in the system call */
+    uint64_t busy_ns; /* time in the system call */
     /* private */
     struct ns_io *next;
     int state;
@@ -126,15 +127,15 @@ bool ns_io_cancel(struct ns_iopool *pool, struct ns_io *io);
 
 /* ---- the machine (cpu.c, host.c) ------------------------------------------------------------------------------- */
 
-uint32_t ns_cpu_bits(void);          /* ns_cpu_bit of this processor, with OS support checked */
-unsigned ns_cpu_physical(void);      /* physical cores this process may use (affinity and cgroup quota respected) */
-size_t ns_host_free_memory(void);    /* what machine and control groups (v1, v2, nested) really leave free */
-size_t ns_host_peak_rss(void);       /* VmHWM */
+uint32_t ns_cpu_bits(void);       /* ns_cpu_bit of this processor, with OS support checked */
+unsigned ns_cpu_physical(void);   /* physical cores this process may use (affinity and cgroup quota respected) */
+size_t ns_host_free_memory(void); /* what machine and control groups (v1, v2, nested) really leave free */
+size_t ns_host_peak_rss(void);    /* VmHWM */
 size_t ns_host_rss(void);
 uint64_t ns_host_free_disk(const char *path);
-const char *ns_host_name(void);      /* static storage, filled once at start by ns_host_init */
+const char *ns_host_name(void); /* static storage, filled once at start by ns_host_init */
 const char *ns_host_boot_id(void);
-void ns_host_init(void);             /* call once from main before threads */
+void ns_host_init(void); /* call once from main before threads */
 int64_t ns_host_pid(void);
 int64_t ns_host_uid(void);
 const char *ns_host_user(void);
