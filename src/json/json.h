@@ -19,6 +19,9 @@ enum ns_json_type {
 
 /* ---- reading (json_read.c) --------------------------------------------------------------------------------------- */
 
+/* Integers beyond int64, deeper nesting than this and NUL in strings are refused. */
+#define NS_JSON_MAX_DEPTH 48
+
 /* Errors: NS_INPUT with byte position and what was expected; NS_BUDGET. Free with ns_json_free. */
 NS_MUST_CHECK enum ns_code ns_json_parse(const char *text, size_t n, struct ns_json **out, struct ns_error *err);
 void ns_json_free(struct ns_json *doc); /* NULL is fine; the document only, never a part of it */
@@ -40,6 +43,37 @@ bool ns_json_number(const struct ns_json *value, double *out); /* integer or rea
 bool ns_json_string(const struct ns_json *value, const char **s, size_t *n); /* borrowed from the document */
 bool ns_json_is_null(const struct ns_json *value);
 bool ns_json_equal(const struct ns_json *a, const struct ns_json *b);
+
+/* ---- walking large texts without a tree (json_scan.c) -------------------------------------------------------------- */
+
+/* For objects of half a million members (checkpoint headers and indexes): the caller says what it expects next, memory
+ * is one string. Same grammar and the same strictness as ns_json_parse, but repeated keys are the caller's to notice.
+ *
+ *     ns_json_scan_open(&s, '{', err);
+ *     while ((rc = ns_json_scan_key(&s, &key, &n, err)) == NS_OK && key) ... read one value ...
+ *
+ * Arrays: ns_json_scan_open(&s, '[', err), then ns_json_scan_element says whether a value follows. */
+struct ns_json_scan {
+    const char *text;
+    size_t n, at;
+    struct ns_text word; /* the last string, unescaped */
+    uint32_t depth;
+    bool comma; /* a member or element of the innermost bracket was read */
+};
+
+/* text is borrowed until fini. Errors of all calls: NS_INPUT with the byte position, NS_BUDGET. */
+void ns_json_scan_init(struct ns_json_scan *s, const char *text, size_t n, struct ns_budget *budget);
+void ns_json_scan_fini(struct ns_json_scan *s);
+NS_MUST_CHECK enum ns_code ns_json_scan_open(struct ns_json_scan *s, char bracket, struct ns_error *err);
+/* The next key with its colon, or *key = NULL with the closing brace consumed. Borrowed until the next call. */
+NS_MUST_CHECK enum ns_code ns_json_scan_key(struct ns_json_scan *s, const char **key, size_t *n, struct ns_error *err);
+/* *more false: the closing bracket was consumed. */
+NS_MUST_CHECK enum ns_code ns_json_scan_element(struct ns_json_scan *s, bool *more, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_json_scan_string(struct ns_json_scan *s, const char **out, size_t *n,
+                                               struct ns_error *err); /* borrowed until the next call */
+NS_MUST_CHECK enum ns_code ns_json_scan_u64(struct ns_json_scan *s, uint64_t *out, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_json_scan_skip(struct ns_json_scan *s, struct ns_error *err); /* any one value */
+NS_MUST_CHECK enum ns_code ns_json_scan_end(struct ns_json_scan *s, struct ns_error *err);  /* only spaces are left */
 
 /* ---- building and writing (json_write.c) --------------------------------------------------------------------------- */
 
