@@ -67,6 +67,13 @@ enum ns_code ns_error_set(struct ns_error *err, enum ns_code code, const char *f
 /* Prepends "what: " to the context. Returns code. */
 enum ns_code ns_error_wrap(struct ns_error *err, enum ns_code code, const char *fmt, ...) NS_PRINTF(3, 4);
 void ns_error_clear(struct ns_error *err);
+
+/* Drops the result of a call that must be checked, where an earlier error is the one to report. */
+static inline void ns_code_ignore(enum ns_code code)
+{
+    (void)code;
+}
+
 /* "context: message (name)" into out[size], always terminated. */
 void ns_error_text(const struct ns_error *err, char *out, size_t size);
 

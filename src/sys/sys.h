@@ -37,6 +37,12 @@ void ns_file_forget(struct ns_file *file, uint64_t offset, uint64_t n);
 /* Size, mtime (ns) and inode now, to notice a file that changed during a run. */
 NS_MUST_CHECK enum ns_code ns_file_identity(struct ns_file *file, uint64_t out[3], struct ns_error *err);
 
+/* For tests: the most bytes one system call may move, a multiple of 4096; 0: back to the default. */
+void ns_file_limit_transfer(size_t bytes);
+/* Modes of NS_FAULT_READ besides an errno (0: EIO): one short transfer, which must not show; a file that ends early. */
+#define NS_READ_SHORT (-1)
+#define NS_READ_ENDS  (-2)
+
 /* A whole small file into *out (budget-charged, NUL-terminated for convenience). max_bytes is a refusal limit. */
 NS_MUST_CHECK enum ns_code ns_file_slurp(const char *path, size_t max_bytes, struct ns_budget *budget, char **out,
                                          size_t *n, struct ns_error *err);
@@ -75,6 +81,17 @@ struct ns_lock;
 NS_MUST_CHECK enum ns_code ns_lock_take(const char *path, uint64_t byte, struct ns_lock **out, struct ns_error *err);
 void ns_lock_give(struct ns_lock *lock);
 
+/* "I use this file, and at most so much memory": a shared mark that dies with the process, seen by every alias of the
+ * file. Reading permission is enough. */
+struct ns_presence;
+NS_MUST_CHECK enum ns_code ns_presence_take(const char *path, uint64_t promised_bytes, struct ns_presence **out,
+                                            struct ns_error *err);
+void ns_presence_give(struct ns_presence *presence);
+/* Calls each for every mark that is not of the calling process's own descriptor. promised_bytes in whole MiB. */
+typedef void (*ns_presence_each_fn)(void *arg, int64_t pid, uint64_t promised_bytes);
+NS_MUST_CHECK enum ns_code ns_presence_each(const char *path, ns_presence_each_fn each, void *arg,
+                                            struct ns_error *err);
+
 /* ---- threads (thread.c) ---------------------------------------------------------------------------------------- */
 
 struct ns_mutex;
@@ -93,7 +110,7 @@ void ns_cond_broadcast(struct ns_cond *cond);
 NS_MUST_CHECK enum ns_code ns_thread_start(void (*run)(void *arg), void *arg, struct ns_thread **out,
                                            struct ns_error *err);
 void ns_thread_join(struct ns_thread *thread);
-void ns_sleep_ms(uint64_t ms);
+void ns_sleep_ms(uint64_t ms); /* a signal ends it early */
 
 /* ---- the I/O pool (iopool.c) ----------------------------------------------------------------------------------- */
 
@@ -125,13 +142,24 @@ bool ns_io_done(struct ns_iopool *pool, struct ns_io *io);
 /* Takes a request that has not begun out of the queue (true), else waits for it (false). */
 bool ns_io_cancel(struct ns_iopool *pool, struct ns_io *io);
 
+struct ns_iopool_stats { /* since open, reads only */
+    uint64_t reads, read_bytes;
+    uint64_t read_ns; /* sum over readers of time in reads */
+    uint64_t disk_ns; /* time in which at least one read was under way */
+};
+
+void ns_iopool_stats_get(struct ns_iopool *pool, struct ns_iopool_stats *out);
+
 /* ---- the machine (cpu.c, host.c) ------------------------------------------------------------------------------- */
 
-uint32_t ns_cpu_bits(void);       /* ns_cpu_bit of this processor, with OS support checked */
+uint32_t ns_cpu_bits(void);                 /* ns_cpu_bit of this processor, with OS support checked */
+unsigned ns_cpu_quota_at(const char *root); /* cores the control groups allow, UINT_MAX: all; root as below */
 unsigned ns_cpu_physical(void);   /* physical cores this process may use (affinity and cgroup quota respected) */
 size_t ns_host_free_memory(void); /* what machine and control groups (v1, v2, nested) really leave free */
-size_t ns_host_peak_rss(void);    /* VmHWM */
+size_t ns_host_free_memory_at(const char *root); /* the same, root in front of /proc and /sys (tests) */
+size_t ns_host_peak_rss(void);                   /* VmHWM */
 size_t ns_host_rss(void);
+size_t ns_host_rss_of(int64_t pid); /* 0 when it is gone */
 uint64_t ns_host_free_disk(const char *path);
 const char *ns_host_name(void); /* static storage, filled once at start by ns_host_init */
 const char *ns_host_boot_id(void);
