@@ -1,0 +1,80 @@
+/* gemm.c - products with any weights: packing and weight rows over threads.
+ * Tasks are runs of weight rows, never parts of a dot product, so the threads cannot be seen in the result. */
+#include "kernels/kernels_impl.h"
+
+#include <assert.h>
+
+static const struct ns_gemm_ops *ops_of(const struct ns_kernels *k, enum ns_weight_type type)
+{
+    return k->table->gemm[type];
+}
+
+size_t ns_pack_bytes(const struct ns_kernels *k, enum ns_weight_type type, size_t n_rows, size_t cols)
+{
+    return ns_round_up(ops_of(k, type)->pack_bytes(n_rows, cols), NS_ALIGN);
+}
+
+struct pack_call {
+    const struct ns_gemm_ops *ops;
+    float *packed;
+    const float *x;
+    size_t ld_x;
+    const uint32_t *index;
+    size_t n_rows, cols;
+};
+
+static void pack_range(void *arg, size_t begin, size_t end, unsigned thread)
+{
+    (void)thread;
+    const struct pack_call *c = arg;
+    c->ops->pack(c->packed, c->x, c->ld_x, c->index, c->n_rows, c->cols, begin, end);
+}
+
+void ns_pack_rows(const struct ns_kernels *k, enum ns_weight_type type, void *packed, const float *x, size_t ld_x,
+                  const uint32_t *index, size_t n_rows, size_t cols)
+{
+    assert((uintptr_t)packed % NS_ALIGN == 0);
+    struct pack_call c = {ops_of(k, type), packed, x, ld_x, index, n_rows, cols};
+    size_t n_units = n_rows ? c.ops->pack_units(n_rows, cols) : 0;
+    /* copying is worth a second thread from about 256 KiB on */
+    size_t rows_a_task = 1 + 65536 / (cols + 1);
+    ns_parallel(k->n_threads, n_units, 1 + rows_a_task * n_units / (n_rows + 1), pack_range, &c);
+}
+
+size_t ns_gemm_scratch(const struct ns_kernels *k, enum ns_weight_type type, size_t n_rows, size_t w_rows, size_t cols)
+{
+    (void)w_rows;
+    return k->n_threads * ns_round_up(ops_of(k, type)->scratch_bytes(n_rows, cols), NS_ALIGN);
+}
+
+struct gemm_call {
+    const struct ns_gemm_ops *ops;
+    float *y;
+    size_t ld_y;
+    const struct ns_weights *w;
+    const float *packed;
+    size_t n_rows;
+    enum ns_store_mode mode;
+    uint8_t *scratch;
+    size_t scratch_bytes; /* of one thread */
+};
+
+static void gemm_range(void *arg, size_t begin, size_t end, unsigned thread)
+{
+    const struct gemm_call *c = arg;
+    c->ops->run(c->y + begin, c->ld_y, c->w, begin, end, c->packed, c->n_rows, c->mode,
+                c->scratch + thread * c->scratch_bytes);
+}
+
+void ns_gemm(const struct ns_kernels *k, float *y, size_t ld_y, const struct ns_weights *w, const void *packed,
+             size_t n_rows, enum ns_store_mode mode, void *scratch)
+{
+    assert((uintptr_t)scratch % NS_ALIGN == 0);
+    assert(w->type != NS_W_MXFP4 || w->cols % 32 == 0);
+    if (n_rows == 0 || w->rows == 0)
+        return;
+    const struct ns_gemm_ops *ops = ops_of(k, w->type);
+    struct gemm_call c = {
+        ops, y, ld_y, w, packed, n_rows, mode, scratch, ns_round_up(ops->scratch_bytes(n_rows, w->cols), NS_ALIGN)};
+    ns_parallel(k->n_threads, w->rows, ops->task_rows(n_rows, w->cols), gemm_range, &c);
+}
