@@ -226,8 +226,7 @@ NS_MUST_CHECK enum ns_code ns_result_build(const struct ns_request *request, con
                                            const struct ns_outcome *outcome, size_t n, const struct ns_run_facts *facts,
                                            struct ns_budget *budget, struct ns_result *out, struct ns_error *err);
 /* A refused or failed request: {"error":{message,type,param,code}} with its status. context ("layer 7: expert 212") and
- * retry go to x_local, with facts; both may be NULL. request may be NULL (a bad line). A failure that ran into its
- * error keeps what was generated so far in outcome (NULL: nothing). */
+ * "retry" go to x_local, with facts; request, model, context and facts may be NULL (a bad line has none). */
 NS_MUST_CHECK enum ns_code ns_result_fail(const struct ns_request *request, const struct ns_job_model *model,
                                           const struct ns_refusal *refusal, const char *context,
                                           const struct ns_run_facts *facts, struct ns_budget *budget,
