@@ -50,7 +50,7 @@ static bool is_word(uint32_t c)
 }
 
 /* One code point at s[*i]; bad bytes are taken one by one. */
-static uint32_t next(struct ns_span s, size_t *i)
+static uint32_t next(struct ns_slice s, size_t *i)
 {
     uint32_t c = 0xFFFD;
     int k = ns_utf8_next((const uint8_t *)s.s + *i, s.n - *i, &c);
@@ -59,7 +59,7 @@ static uint32_t next(struct ns_span s, size_t *i)
 }
 
 /* Bytes of text that equal expected, 0 when they do not (expected is never empty). */
-static size_t match_at(struct ns_span text, size_t at, struct ns_span expected)
+static size_t match_at(struct ns_slice text, size_t at, struct ns_slice expected)
 {
     size_t i = at, j = 0;
     while (j < expected.n) {
@@ -74,7 +74,7 @@ static bool is_space(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-static struct ns_span strip(struct ns_span s)
+static struct ns_slice strip(struct ns_slice s)
 {
     while (s.n > 0 && is_space(s.s[0])) {
         s.s++;
@@ -85,14 +85,14 @@ static struct ns_span strip(struct ns_span s)
     return s;
 }
 
-bool ns_expected_starts(struct ns_span text, struct ns_span expected)
+bool ns_expected_starts(struct ns_slice text, struct ns_slice expected)
 {
     text = strip(text);
     size_t n = match_at(text, 0, strip(expected));
     return n > 0 && (n == text.n || !is_word(next(text, &n)));
 }
 
-bool ns_expected_within(struct ns_span text, struct ns_span expected)
+bool ns_expected_within(struct ns_slice text, struct ns_slice expected)
 {
     expected = strip(expected);
     for (size_t i = 0; i < text.n; i++)

@@ -46,14 +46,14 @@ enum ns_kind {
 
 const char *ns_kind_name(enum ns_kind kind); /* as in requests.kind: "completion" "chat" "plain" "choice" */
 
-struct ns_span {
+struct ns_slice {
     const char *s; /* borrowed, UTF-8, not terminated */
     size_t n;
 };
 
 struct ns_input { /* a prompt or a choice: text, or ids */
     bool is_ids;
-    struct ns_span text;
+    struct ns_slice text;
     uint32_t *id; /* owned by the request */
     size_t n_ids;
 };
@@ -62,13 +62,13 @@ struct ns_request {
     struct ns_budget *budget;
     struct ns_json *doc; /* owned; every span below is borrowed from it */
     enum ns_kind kind;
-    struct ns_span custom_id;       /* 1..512 bytes, not blank */
-    struct ns_span model;           /* n 0: the line names none */
+    struct ns_slice custom_id;      /* 1..512 bytes, not blank */
+    struct ns_slice model;          /* n 0: the line names none */
     struct ns_input prompt;         /* not for chat */
     const struct ns_json *messages; /* chat: an array with at least one item */
     struct ns_input *choice;        /* [n_choices], NS_KIND_CHOICE only */
     size_t n_choices;
-    struct ns_span *stop; /* [n_stops], none empty */
+    struct ns_slice *stop; /* [n_stops], none empty */
     size_t n_stops;
     uint32_t max_tokens; /* default 16, chat 4096; 0 only with echo */
     bool wants_logprobs;
@@ -77,7 +77,7 @@ struct ns_request {
     bool thinking;      /* chat; default true */
     const char *effort; /* chat: "low" "high" "max", static; NULL with thinking off */
     bool has_expected, has_answer;
-    struct ns_span expected;
+    struct ns_slice expected;
     uint32_t answer;        /* index of the right choice */
     struct ns_text ignored; /* JSON array of members that had no effect, "[]" when none; x_local shows it */
 };
@@ -175,9 +175,9 @@ void ns_reply_fini(struct ns_reply *reply);
 double ns_score_sum(const float *logprob, size_t n);
 size_t ns_choice_best(const double *score, size_t n); /* greatest, ties lowest index; n > 0 */
 /* The stripped text starts with expected, case ignored, and no letter or digit follows. */
-bool ns_expected_starts(struct ns_span text, struct ns_span expected);
+bool ns_expected_starts(struct ns_slice text, struct ns_slice expected);
 /* The text contains expected, case ignored. */
-bool ns_expected_within(struct ns_span text, struct ns_span expected);
+bool ns_expected_within(struct ns_slice text, struct ns_slice expected);
 
 /* ---- results (result.c) ------------------------------------------------------------------------------------------------ */
 

@@ -34,7 +34,7 @@ static void *take_memory(struct ns_parse *p, size_t count, size_t each)
 
 bool ns_take_model(struct ns_parse *p, const char *key, const struct ns_json *value)
 {
-    struct ns_span *m = &p->r->model;
+    struct ns_slice *m = &p->r->model;
     if (!ns_json_string(value, &m->s, &m->n))
         return refuse_type(p, key, "a string", value);
     return true;
@@ -198,7 +198,7 @@ bool ns_take_stop(struct ns_parse *p, const char *key, const struct ns_json *val
         return false;
     for (size_t i = 0; i < n; i++) {
         const struct ns_json *item = is_array ? ns_json_item(value, i) : value;
-        struct ns_span *s = &p->r->stop[i];
+        struct ns_slice *s = &p->r->stop[i];
         if (!ns_json_string(item, &s->s, &s->n))
             return refuse_type(p, key, "a string or an array of strings", item);
         if (s->n == 0)

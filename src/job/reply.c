@@ -58,7 +58,7 @@ static size_t stop_bytes_back(const struct ns_request *r, const struct ns_job_mo
         return 0;
     size_t best = 0;
     for (size_t s = 0; s < r->n_stops; s++) {
-        struct ns_span stop = r->stop[s];
+        struct ns_slice stop = r->stop[s];
         /* try every end inside the last token: cut bytes after the match, compare backwards over earlier tokens */
         for (size_t cut = 0; cut < last; cut++) {
             size_t left = stop.n, skip = cut, i = n;

@@ -294,7 +294,7 @@ static bool take_custom_id(struct ns_parse *p, const struct ns_json *line)
     if (n > NS_CUSTOM_ID_MAX)
         return ns_parse_refuse(p, "invalid_value", "custom_id", "custom_id has %zu bytes, at most %d are allowed", n,
                                NS_CUSTOM_ID_MAX);
-    p->r->custom_id = (struct ns_span){s, n};
+    p->r->custom_id = (struct ns_slice){s, n};
     return true;
 }
 
@@ -311,7 +311,7 @@ static bool take_expected(struct ns_parse *p, const struct ns_json *line)
     if (ns_line_is_blank(s, n))
         return ns_parse_refuse(p, "invalid_value", "expected", "expected is blank: everything would match");
     p->r->has_expected = true;
-    p->r->expected = (struct ns_span){s, n};
+    p->r->expected = (struct ns_slice){s, n};
     return true;
 }
 

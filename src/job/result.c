@@ -165,7 +165,7 @@ enum ns_code ns_result_build(const struct ns_request *request, const struct ns_j
             return finish_result(out, rc, err);
         out->prompt_tokens = (uint32_t)outcome->n_prompt;
         out->completion_tokens = (uint32_t)outcome->n_out;
-        struct ns_span said = {reply.content.data, reply.content.n};
+        struct ns_slice said = {reply.content.data, reply.content.n};
         if (request->has_expected)
             out->correct = request->kind == NS_KIND_CHAT ? ns_expected_within(said, request->expected)
                                                          : ns_expected_starts(said, request->expected);
