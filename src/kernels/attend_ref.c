@@ -12,7 +12,7 @@ size_t ns_attend_scratch_ref(size_t n_q, size_t n_positions, size_t d_key)
 }
 
 /* s = scale * dot(q, key), m = max s, p = exp(s - m), z = p in 16 lanes by position, out = (chain of fma(p, key)) / z */
-static void one_query(float *out, const float *q, size_t n_visible, const struct ns_span *span, size_t n_spans,
+static void one_query(float *out, const float *q, size_t n_visible, const struct ns_key_run *span, size_t n_spans,
                       size_t d_key, size_t d_value, float scale, float *p)
 {
     float lane[NS_LANES] = {0};
@@ -41,7 +41,8 @@ static void one_query(float *out, const float *q, size_t n_visible, const struct
 }
 
 void ns_attend_ref(float *out, size_t ld_out, const float *q, size_t ld_q, size_t n_q, const uint32_t *n_visible,
-                   const struct ns_span *span, size_t n_spans, size_t d_key, size_t d_value, float scale, void *scratch)
+                   const struct ns_key_run *span, size_t n_spans, size_t d_key, size_t d_value, float scale,
+                   void *scratch)
 {
     for (size_t i = 0; i < n_q; i++)
         one_query(out + i * ld_out, q + i * ld_q, n_visible[i], span, n_spans, d_key, d_value, scale, scratch);
@@ -53,7 +54,7 @@ size_t ns_attend_scratch(const struct ns_kernels *k, size_t n_q, size_t n_positi
 }
 
 void ns_attend(const struct ns_kernels *k, float *out, size_t ld_out, const float *q, size_t ld_q, size_t n_q,
-               const uint32_t *n_visible, const struct ns_span *span, size_t n_spans, size_t d_key, size_t d_value,
+               const uint32_t *n_visible, const struct ns_key_run *span, size_t n_spans, size_t d_key, size_t d_value,
                float scale, void *scratch)
 {
     k->table->attend(out, ld_out, q, ld_q, n_q, n_visible, span, n_spans, d_key, d_value, scale, scratch);

@@ -151,7 +151,7 @@ void ns_kda_run(const struct ns_kernels *k, float *state, float *o, size_t ld_o,
 
 /* Cached positions as runs: run r holds n positions, each a row of d_key floats (latent first, then the shared rope
  * key) with stride ld. Runs follow each other in rising position from 0. */
-struct ns_span {
+struct ns_key_run {
     const float *rows;
     size_t ld, n;
 };
@@ -162,7 +162,7 @@ struct ns_span {
  * q [n_q][d_key] stride ld_q, out [n_q][d_value] stride ld_out. scratch: ns_attend_scratch bytes. Single-threaded. */
 size_t ns_attend_scratch(const struct ns_kernels *k, size_t n_q, size_t n_positions, size_t d_key);
 void ns_attend(const struct ns_kernels *k, float *out, size_t ld_out, const float *q, size_t ld_q, size_t n_q,
-               const uint32_t *n_visible, const struct ns_span *span, size_t n_spans, size_t d_key, size_t d_value,
+               const uint32_t *n_visible, const struct ns_key_run *span, size_t n_spans, size_t d_key, size_t d_value,
                float scale, void *scratch);
 /* out[c][r] = w[r][c], bf16 (for products with a transposed tile). */
 void ns_transpose_bf16(uint16_t *out, const uint16_t *w, size_t rows, size_t cols);

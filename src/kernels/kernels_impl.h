@@ -85,7 +85,7 @@ struct ns_kernel_table {
                     size_t n, size_t d, float *scratch);
     size_t (*attend_scratch)(size_t n_q, size_t n_positions, size_t d_key);
     void (*attend)(float *out, size_t ld_out, const float *q, size_t ld_q, size_t n_q, const uint32_t *n_visible,
-                   const struct ns_span *span, size_t n_spans, size_t d_key, size_t d_value, float scale,
+                   const struct ns_key_run *span, size_t n_spans, size_t d_key, size_t d_value, float scale,
                    void *scratch);
     /* maximum (never -0) and sum of exp(l - maximum) of one block; false when a logit is not finite */
     bool (*head_block)(const float *logits, size_t n, float *max, float *sum);
@@ -110,7 +110,7 @@ void ns_kda_run_ref(float *state, float *o, size_t ld_o, const float *q, size_t 
                     size_t n, size_t d, float *scratch);
 size_t ns_attend_scratch_ref(size_t n_q, size_t n_positions, size_t d_key);
 void ns_attend_ref(float *out, size_t ld_out, const float *q, size_t ld_q, size_t n_q, const uint32_t *n_visible,
-                   const struct ns_span *span, size_t n_spans, size_t d_key, size_t d_value, float scale,
+                   const struct ns_key_run *span, size_t n_spans, size_t d_key, size_t d_value, float scale,
                    void *scratch);
 bool ns_head_block_ref(const float *logits, size_t n, float *max, float *sum);
 

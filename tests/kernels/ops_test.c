@@ -408,7 +408,7 @@ static void mla_case(struct fixture *s, const struct ns_json *c)
         memcpy(keys + i * d_key, latent + i * rank, rank * sizeof *keys);
         memcpy(keys + i * d_key + rank, rope + i * dr, dr * sizeof *keys);
     }
-    struct ns_span span[2] = {{keys, d_key, 1}, {keys + d_key, d_key, len - 1}};
+    struct ns_key_run span[2] = {{keys, d_key, 1}, {keys + d_key, d_key, len - 1}};
     assert_true(ns_attend_scratch(&s->k, 1, len, d_key) <= sizeof scratch);
     for (size_t t = 0; t < n; t++)
         for (size_t h = 0; h < heads; h++) {
