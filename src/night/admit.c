@@ -1,0 +1,294 @@
+/* admit.c - from claimed lines to sequences in the scheduler.
+ *
+ * WHAT   Claims a handful of thousand requests, parses and encodes them, writes their sequences (or their failure) in one
+ *        transaction, and hands every sequence that still wants something to the scheduler.
+ * WHY    Text becomes ids here and nowhere else: the queue keeps the line as it came, the engine sees ids only. A request
+ *        that was under way before a crash comes with its rows: its committed tokens simply count as part of the prompt.
+ * INVARIANTS
+ *   1. A rider is in the roster exactly while its request is claimed by this runner.  (night_test: roster_matches_queue) */
+#include "night/night_impl.h"
+
+#include "sys/sys.h"
+
+#include <string.h>
+
+/* Enough to fill the largest waves many times over; the rest of the queue stays in the database. */
+static const size_t riders_most = 8192;
+static const size_t claim_most = 1024; /* a time: bounds what one admission can overshoot the budget by */
+
+static bool take_array(struct ns_night *night, void *out, size_t n, size_t width, struct ns_error *err)
+{
+    size_t bytes;
+    if (!ns_size_mul(n, width, &bytes))
+        bytes = SIZE_MAX;
+    void *block = ns_budget_take(night->budget, bytes, err);
+    if (!block)
+        return false;
+    memcpy(out, &block, sizeof block);
+    return true;
+}
+
+/* Copies what the rows already hold, so that all later code sees one array per kind. */
+static enum ns_code make_ride(struct ns_night *night, struct ns_rider *rider, const struct ns_claim_seq *row,
+                              struct ns_ride *ride, struct ns_error *err)
+{
+    const struct ns_prompt *p = &row->prompt;
+    ride->rider = rider;
+    ride->row = row;
+    ride->n_top = rider->request.wants_logprobs ? rider->request.n_logprobs : 0;
+    ride->is_greedy = true;
+    size_t n_top = ride->n_top;
+    if (p->max_new > 0 && (!take_array(night, &ride->token, p->max_new, sizeof(uint32_t), err) ||
+                           !take_array(night, &ride->logprob, p->max_new, sizeof(float), err) ||
+                           !take_array(night, &ride->top_id, p->max_new * n_top, sizeof(uint32_t), err) ||
+                           !take_array(night, &ride->top_logprob, p->max_new * n_top, sizeof(float), err)))
+        return NS_BUDGET;
+    uint32_t n_out = row->n_out < p->max_new ? row->n_out : p->max_new;
+    ride->n_out = ride->n_committed = n_out;
+    if (n_out > 0) {
+        memcpy(ride->token, row->token, n_out * sizeof(uint32_t));
+        if (row->logprob)
+            memcpy(ride->logprob, row->logprob, n_out * sizeof(float));
+        if (row->top_id && row->n_top == n_top) {
+            memcpy(ride->top_id, row->top_id, n_out * n_top * sizeof(uint32_t));
+            memcpy(ride->top_logprob, row->top_logprob, n_out * n_top * sizeof(float));
+        }
+    }
+    bool echo = !p->is_score && ns_request_wants_prompt_logprobs(&rider->request);
+    if (p->is_score || echo) {
+        ride->n_to_score = p->is_score ? p->n - p->score_from : p->n - 1;
+        if (!take_array(night, &ride->prompt_logprob, p->n, sizeof(float), err) ||
+            !take_array(night, &ride->prompt_top_id, echo ? p->n * n_top : 0, sizeof(uint32_t), err) ||
+            !take_array(night, &ride->prompt_top_logprob, echo ? p->n * n_top : 0, sizeof(float), err))
+            return NS_BUDGET;
+        if (echo && row->prompt_logprob) {
+            memcpy(ride->prompt_logprob, row->prompt_logprob, p->n * sizeof(float));
+            if (n_top > 0 && row->prompt_top_id) {
+                memcpy(ride->prompt_top_id, row->prompt_top_id, p->n * n_top * sizeof(uint32_t));
+                memcpy(ride->prompt_top_logprob, row->prompt_top_logprob, p->n * n_top * sizeof(float));
+            }
+            ride->n_scored = ride->n_to_score;
+            ride->prompt_committed = true;
+        }
+    }
+    return NS_OK;
+}
+
+/* What is over already: committed scores, generations that ended with their last committed token, nothing to do. */
+static void settle_ride(struct ns_night *night, struct ns_ride *ride)
+{
+    const struct ns_claim_seq *row = ride->row;
+    if (row->prompt.is_score) {
+        if (row->has_score) {
+            ride->score = row->score;
+            ride->is_greedy = row->is_greedy;
+            ride->n_scored = ride->n_to_score;
+            ride->over = true;
+        }
+        return;
+    }
+    ride->finish =
+        ns_reply_judge(&ride->rider->request, night->model->job, row->prompt.max_new, ride->token, ride->n_out);
+    ride->over = ride->finish != NS_FINISH_NONE && ride->n_scored == ride->n_to_score;
+}
+
+static enum ns_code make_rides(struct ns_night *night, struct ns_rider *rider, struct ns_error *err)
+{
+    struct ns_claim *claim = rider->claim;
+    rider->ride = ns_budget_take(night->budget, claim->n_seqs * sizeof *rider->ride, err);
+    if (!rider->ride)
+        return NS_BUDGET;
+    rider->n = claim->n_seqs;
+    for (size_t i = 0; i < rider->n; i++) {
+        enum ns_code rc = make_ride(night, rider, &claim->seq[i], &rider->ride[i], err);
+        if (rc != NS_OK)
+            return rc;
+        settle_ride(night, &rider->ride[i]);
+        rider->n_over += rider->ride[i].over ? 1 : 0;
+        if (claim->seq[i].n_out > 0 && !rider->ride[i].over)
+            rider->facts.recomputed_tokens += claim->seq[i].prompt.n + claim->seq[i].n_out;
+    }
+    if (claim->tries > 1 || rider->facts.recomputed_tokens > 0)
+        rider->facts.replays = 1;
+    return NS_OK;
+}
+
+/* Parses and encodes one claim. A refusal becomes rider->result with end FAILED; encoded is then empty. */
+static enum ns_code prepare(struct ns_night *night, struct ns_rider *rider, struct ns_encoded *encoded,
+                            bool *has_encoded, struct ns_error *err)
+{
+    struct ns_claim *claim = rider->claim;
+    struct ns_refusal refusal = {0};
+    *has_encoded = false;
+    rider->facts = (struct ns_run_facts){
+        .batch_id = claim->batch_id,
+        .request_id = claim->request_id,
+        .created_at_ms = claim->created_at_ms,
+        .runner_id = ns_runner_id(night->runner),
+        .attempts = claim->tries,
+        .queued_ms = claim->claimed_at_ms - claim->enqueued_at_ms,
+    };
+    rider->parsed = true;
+    enum ns_code rc = ns_request_parse(claim->body, claim->body_n, night->budget, &rider->request, &refusal, err);
+    if (rc == NS_OK && claim->n_seqs == 0) {
+        rc = ns_request_encode(&rider->request, night->model->job, night->budget, encoded, &refusal, err);
+        *has_encoded = rc == NS_OK;
+    }
+    if (rc == NS_INPUT) {
+        ns_error_clear(err);
+        return ns_night_fail(night, rider, &refusal, NULL, err);
+    }
+    return rc;
+}
+
+/* Gives an admitted request its arrays. What does not fit beside the others goes back to the queue for now. */
+static enum ns_code seat(struct ns_night *night, struct ns_rider *rider, struct ns_error *err)
+{
+    if (rider->ending) {
+        night->report->requests_failed++;
+        ns_roster_remove(&night->roster, rider);
+        return NS_OK;
+    }
+    struct ns_error why = {0};
+    enum ns_code rc = make_rides(night, rider, &why);
+    if (rc == NS_BUDGET && night->roster.n > 1) {
+        rc = ns_runner_yield(night->runner, &rider->claim->request_id, 1, err);
+        ns_roster_remove(&night->roster, rider);
+        return rc;
+    }
+    if (rc == NS_BUDGET) {
+        struct ns_refusal refusal;
+        ns_refusal_set(&refusal, 500, ns_code_name(rc), "max_tokens", "%s", why.message);
+        return ns_night_fail(night, rider, &refusal, why.context, err);
+    }
+    if (rc != NS_OK)
+        return ns_error_set(err, rc, "%s", why.message);
+    return rider->n_over == rider->n ? ns_night_conclude(night, rider, err) : NS_OK;
+}
+
+static enum ns_code admit_claims(struct ns_night *night, struct ns_rider **rider, size_t n, struct ns_error *err)
+{
+    struct ns_admission *admission = ns_budget_take(night->budget, n * sizeof *admission, err);
+    struct ns_encoded *encoded = ns_budget_take(night->budget, n * sizeof *encoded, err);
+    enum ns_code rc = admission && encoded ? NS_OK : NS_BUDGET;
+    for (size_t i = 0; rc == NS_OK && i < n; i++) {
+        bool has_encoded;
+        rc = prepare(night, rider[i], &encoded[i], &has_encoded, err);
+        admission[i] = (struct ns_admission){
+            .claim = rider[i]->claim,
+            .encoded = has_encoded ? &encoded[i] : NULL,
+            .n_top = rider[i]->request.wants_logprobs ? rider[i]->request.n_logprobs : 0,
+            .failed = rider[i]->ending ? &rider[i]->result : NULL,
+        };
+    }
+    if (rc == NS_OK)
+        rc = ns_runner_admit(night->runner, admission, n, err);
+    for (size_t i = 0; encoded && i < n; i++)
+        ns_encoded_fini(&encoded[i]);
+    for (size_t i = 0; rc == NS_OK && i < n; i++)
+        rc = seat(night, rider[i], err);
+    ns_budget_give(night->budget, admission);
+    ns_budget_give(night->budget, encoded);
+    return rc;
+}
+
+static enum ns_code take_claims(struct ns_night *night, struct ns_claim **claim, size_t n, struct ns_error *err)
+{
+    struct ns_rider **rider = ns_budget_take(night->budget, n * sizeof(struct ns_rider *), err);
+    enum ns_code rc = rider ? NS_OK : NS_BUDGET;
+    for (size_t i = 0; i < n; i++) {
+        if (rc != NS_OK) {
+            ns_claim_close(claim[i]);
+            continue;
+        }
+        rc = ns_roster_add(&night->roster, claim[i], &rider[i], err);
+    }
+    if (rc == NS_OK)
+        rc = admit_claims(night, rider, n, err);
+    ns_budget_give(night->budget, rider);
+    return rc;
+}
+
+static bool wants_more(const struct ns_night *night)
+{
+    return !night->alone && !night->draining && !night->control.paused && night->roster.n < riders_most / 2 &&
+           ns_budget_left(night->budget) > night->budget->limit_bytes / 2;
+}
+
+enum ns_code ns_night_admit(struct ns_night *night, size_t *n_claimed, struct ns_error *err)
+{
+    *n_claimed = 0;
+    while (wants_more(night)) {
+        struct ns_claim_limits limits = {.requests = claim_most, .body_bytes = night->budget->limit_bytes / 8};
+        struct ns_claim **claim = NULL;
+        size_t n = 0;
+        bool alone = false;
+        enum ns_code rc = ns_runner_claim(night->runner, &limits, night->budget, &claim, &n, &alone, err);
+        if (rc == NS_OK && n > 0)
+            rc = take_claims(night, claim, n, err);
+        ns_budget_give(night->budget, claim);
+        if (rc != NS_OK)
+            return rc;
+        night->alone = alone;
+        *n_claimed += n;
+        if (n < limits.requests)
+            break;
+    }
+    return NS_OK;
+}
+
+static enum ns_code board_ride(struct ns_night *night, struct ns_ride *ride, struct ns_error *err)
+{
+    const struct ns_prompt *p = &ride->row->prompt;
+    size_t n = (size_t)p->n + ride->n_out;
+    uint32_t *token = ns_budget_take(night->budget, n * sizeof *token, err);
+    if (!token)
+        return NS_BUDGET;
+    memcpy(token, p->id, p->n * sizeof *token);
+    if (ride->n_out > 0)
+        memcpy(token + p->n, ride->token, ride->n_out * sizeof *token);
+    const struct ns_claim *claim = ride->rider->claim;
+    bool unscored = ride->n_scored < ride->n_to_score;
+    struct ns_sched_item item = {
+        .id = (uint64_t)(uintptr_t)ride,
+        .token = token,
+        /* the prompt's own log-probabilities are wanted first; generated tokens follow once they are known */
+        .n = (uint32_t)n,
+        .score_from = !unscored     ? 0
+                      : p->is_score ? p->score_from
+                                    : 1,
+        .max_new = p->is_score || ride->finish != NS_FINISH_NONE ? 0 : p->max_new - ride->n_out,
+        .n_top = ns_request_n_top(&ride->rider->request),
+        .priority = (uint32_t)claim->priority,
+        .enqueued_ms = claim->enqueued_at_ms,
+        .batch = (uint64_t)claim->batch_id,
+    };
+    enum ns_code rc = ns_sched_add(night->sched, &item, &ride->sched_item, err);
+    ride->in_sched = rc == NS_OK;
+    ns_budget_give(night->budget, token);
+    return rc;
+}
+
+enum ns_code ns_night_board(struct ns_night *night, struct ns_error *err)
+{
+    for (size_t r = 0; r < night->roster.n; r++) {
+        struct ns_rider *rider = night->roster.rider[r];
+        for (size_t i = 0; !rider->ending && i < rider->n; i++) {
+            struct ns_ride *ride = &rider->ride[i];
+            if (ride->over || ride->in_sched)
+                continue;
+            struct ns_error why = {0};
+            enum ns_code rc = board_ride(night, ride, &why);
+            if (rc == NS_OK)
+                continue;
+            if (rc == NS_BUDGET && ns_sched_items(night->sched) > 0)
+                return NS_OK; /* room comes when others finish */
+            struct ns_refusal refusal;
+            ns_refusal_set(&refusal, 500, ns_code_name(rc), "", "%s", why.message);
+            rc = ns_night_fail(night, rider, &refusal, why.context, err);
+            if (rc != NS_OK)
+                return rc;
+        }
+    }
+    return NS_OK;
+}

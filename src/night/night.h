@@ -1,0 +1,63 @@
+/* night.h - the night's work: claim, plan, run, commit, repeat; stop politely. The two wings meet here and only here:
+ * queue and job know nothing of tensors, sched and engine nothing of SQL. */
+#ifndef NS_NIGHT_H
+#define NS_NIGHT_H
+
+#include "base/base.h"
+#include "engine/machine.h"
+#include "job/job.h"
+#include "queue/queue.h"
+#include "sched/sched.h"
+
+/* What happened. Counts are of this run. */
+struct ns_night_report {
+    uint64_t waves, rows, tokens_out;
+    uint64_t requests_done, requests_failed, requests_left; /* left: still queued or running in the queue */
+    uint64_t experts_requested, experts_distinct, experts_read, experts_kept;
+    uint64_t bytes_read;
+    uint64_t tokens_restored, tokens_recomputed;
+    uint64_t compute_ns, disk_ns, stall_ns, wall_ns;
+    uint64_t last_wave_ns;
+    bool stopped; /* on request, before the queue was empty */
+};
+
+/* What a run is asked to do. Strings are borrowed. */
+struct ns_night_options {
+    const char *db_path;
+    const char *model_dir;
+    uint64_t memory_bytes; /* the ceiling; 0: what the machine and its control groups leave free */
+    unsigned n_threads;    /* 0: physical cores */
+    uint32_t cpu;          /* feature bits the kernels may use */
+    uint32_t wave_rows;    /* 0: chosen by the scheduler */
+    uint32_t context;      /* 0: the engine's default */
+    uint32_t layers;       /* diagnosis: only the first layers; 0: all */
+    const char *lane;      /* NULL: main */
+    bool once;             /* end after one wave */
+    bool keep;             /* stay when the queue is empty */
+    bool require_done;     /* the caller turns work left into exit 75 */
+    bool takeover;
+    bool single_owner;
+    bool no_sharing; /* every sequence by itself: no prefix tree (for comparison) */
+    /* Called on the driving thread after every commit and at the end; may be NULL. */
+    void (*progress)(void *arg, const struct ns_night_report *report);
+    void *progress_arg;
+};
+
+/* Runs until the queue has nothing left for this model (or once, or until stopped). *report is filled as far as it got,
+ * also on error. Errors: those of the queue (BUSY, FENCED, FULL ...), of the model (INPUT, CORRUPT, IO), BUDGET. */
+NS_MUST_CHECK enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_night_report *report,
+                                        struct ns_error *err);
+
+/* The same loop on a machine given by the caller: tests drive it with a fake engine. */
+struct ns_night_model {
+    struct ns_machine machine;
+    const struct ns_job_model *job;
+    const char *dir, *tokenizer_fingerprint;
+    struct ns_sched_model numbers; /* for bounds; zeroed: not known */
+    struct ns_engine *engine;      /* NULL for a fake: no snapshots, no suspended waves */
+};
+NS_MUST_CHECK enum ns_code ns_night_run_model(const struct ns_night_options *options,
+                                              const struct ns_night_model *model, struct ns_budget *budget,
+                                              struct ns_night_report *report, struct ns_error *err);
+
+#endif

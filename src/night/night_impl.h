@@ -1,0 +1,104 @@
+/* night_impl.h - private to night/: who is under way, and the state of one run. */
+#ifndef NS_NIGHT_IMPL_H
+#define NS_NIGHT_IMPL_H
+
+#include "night/night.h"
+
+/* ---- roster.c: requests and their sequences ---------------------------------------------------------------------- */
+
+struct ns_rider;
+
+/* One sequence under way. Arrays are owned, sized at admission, charged to the run's budget. */
+struct ns_ride {
+    struct ns_rider *rider;
+    const struct ns_claim_seq *row; /* borrowed from the claim: seq_id, prompt, what was committed before */
+    uint32_t n_top;                 /* alternatives kept per token; 0: none */
+    /* generation */
+    uint32_t *token; /* [max_new] */
+    float *logprob;  /* [max_new] */
+    uint32_t *top_id;
+    float *top_logprob;
+    uint32_t n_out, n_committed;
+    /* echo and scoring: of position i of the prompt */
+    float *prompt_logprob; /* [prompt.n], NULL when not wanted */
+    uint32_t *prompt_top_id;
+    float *prompt_top_logprob;
+    uint32_t n_scored, n_to_score;
+    bool prompt_committed;
+    bool is_greedy;
+    double score;
+    enum ns_finish finish;
+    bool over;    /* nothing more to compute */
+    bool touched; /* changed since the last commit */
+    bool in_sched;
+    uint32_t sched_item; /* valid while in_sched */
+};
+
+/* One request under way. */
+struct ns_rider {
+    struct ns_claim *claim;    /* owned */
+    struct ns_request request; /* owned */
+    bool parsed;
+    struct ns_ride *ride; /* [n] owned */
+    size_t n, n_over;
+    struct ns_run_facts facts;
+    bool ending; /* result is made, waits for its commit */
+    enum ns_end end;
+    struct ns_result result; /* owned once ending */
+    bool has_result;
+    char error[256]; /* for the attempt's record; "" none */
+    size_t place;    /* index in the roster */
+};
+
+struct ns_roster {
+    struct ns_budget *budget;
+    struct ns_rider **rider; /* [n] owned */
+    size_t n, capacity;
+};
+
+void ns_roster_init(struct ns_roster *roster, struct ns_budget *budget);
+void ns_roster_fini(struct ns_roster *roster);
+/* Takes the claim (also on error: then it is closed). */
+NS_MUST_CHECK enum ns_code ns_roster_add(struct ns_roster *roster, struct ns_claim *claim, struct ns_rider **out,
+                                         struct ns_error *err);
+void ns_roster_remove(struct ns_roster *roster, struct ns_rider *rider);
+struct ns_rider *ns_roster_find(const struct ns_roster *roster, int64_t request_id); /* NULL: not here */
+
+/* ---- the run ------------------------------------------------------------------------------------------------------ */
+
+struct ns_night {
+    const struct ns_night_options *options;
+    const struct ns_night_model *model;
+    struct ns_budget *budget;
+    struct ns_runner *runner;
+    struct ns_sched *sched;
+    struct ns_roster roster;
+    struct ns_night_report *report;
+    struct ns_control control; /* what people asked for at the last edge */
+    bool alone;                /* suspects under way: claim nothing until a wave has committed */
+    bool draining;
+};
+
+/* admit.c: claims what fits and puts it into the scheduler. *n: how many requests were claimed. */
+NS_MUST_CHECK enum ns_code ns_night_admit(struct ns_night *night, size_t *n, struct ns_error *err);
+/* Adds rides that wait for room in the scheduler. */
+NS_MUST_CHECK enum ns_code ns_night_board(struct ns_night *night, struct ns_error *err);
+
+/* harvest.c: notes answers and failures, makes results of what is finished. */
+NS_MUST_CHECK enum ns_code ns_night_harvest(struct ns_night *night, const struct ns_sched_outcome *outcome,
+                                            uint32_t *n_tokens, struct ns_error *err);
+/* Cancelled, expired and held requests. */
+NS_MUST_CHECK enum ns_code ns_night_obey(struct ns_night *night, struct ns_error *err);
+/* One transaction: everything new since the last commit; finished riders leave. wave may be NULL. */
+NS_MUST_CHECK enum ns_code ns_night_commit(struct ns_night *night, const struct ns_wave_record *wave,
+                                           struct ns_error *err);
+/* A request whose sequences are all over: its result. */
+NS_MUST_CHECK enum ns_code ns_night_conclude(struct ns_night *night, struct ns_rider *rider, struct ns_error *err);
+/* A request that ends with a failure. context may be NULL. */
+NS_MUST_CHECK enum ns_code ns_night_fail(struct ns_night *night, struct ns_rider *rider,
+                                         const struct ns_refusal *refusal, const char *context, struct ns_error *err);
+
+/* wave_detail.c: the account of a wave as JSON. */
+void ns_wave_detail(struct ns_text *out, const struct ns_sched_account *account, const struct ns_sched_plan *plan);
+
+#endif
