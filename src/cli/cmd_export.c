@@ -1,0 +1,96 @@
+/* cmd_export.c - write a batch's results as JSON lines, or sum them up. */
+#include "cli/commands.h"
+
+#include "cli/batches.h"
+
+#include <string.h>
+
+/* 0: all well; 1: some failed; 2: nothing succeeded and something failed. */
+static int outcome_status(int64_t succeeded, int64_t failed)
+{
+    return failed == 0 ? 0 : succeeded > 0 ? 1 : 2;
+}
+
+static enum ns_code summarize(void *arg, const struct ns_batch_info *b, struct ns_error *err)
+{
+    struct ns_cli *cli = arg;
+    int64_t failed = b->failed + b->cancelled + b->expired;
+    cli->status = outcome_status(b->done, failed);
+    if (cli->json) {
+        struct ns_answer_json a;
+        ns_answer_begin(&a, cli);
+        ns_answer_text(&a, "type", "summary");
+        ns_answer_text(&a, "batch_id", b->public_id);
+        ns_answer_text(&a, "name", b->name);
+        ns_answer_text(&a, "status", b->status);
+        ns_answer_int(&a, "total", b->total);
+        ns_answer_int(&a, "completed", b->done);
+        ns_answer_int(&a, "failed", b->failed);
+        ns_answer_int(&a, "cancelled", b->cancelled);
+        ns_answer_int(&a, "expired", b->expired);
+        ns_answer_int(&a, "unfinished", b->queued + b->running);
+        ns_accuracy_json(&a, b->correct, b->judged);
+        ns_answer_int(&a, "prompt_tokens", b->prompt_tokens);
+        ns_answer_int(&a, "completion_tokens", b->completion_tokens);
+        return ns_answer_end(&a, cli, err);
+    }
+    ns_say(cli, "%s  ", b->public_id);
+    ns_say_text(cli, b->name, strlen(b->name), false);
+    ns_say(cli, "  %s\n", b->status);
+    ns_say(cli,
+           "%" PRId64 " requests: %" PRId64 " done, %" PRId64 " failed, %" PRId64 " cancelled, %" PRId64
+           " expired, %" PRId64 " unfinished\n",
+           b->total, b->done, b->failed, b->cancelled, b->expired, b->queued + b->running);
+    if (b->judged > 0)
+        ns_say(cli, "right: %" PRId64 " of %" PRId64 " (%.1f %%)\n", b->correct, b->judged,
+               100.0 * (double)b->correct / (double)b->judged);
+    ns_say(cli, "tokens: %" PRId64 " in, %" PRId64 " out\n", b->prompt_tokens, b->completion_tokens);
+    return NS_OK;
+}
+
+static enum ns_code write_files(struct ns_cli *cli, struct ns_queue *queue, int64_t batch, struct ns_error *err)
+{
+    const char *order = cli->args.text[NS_OPT_ORDER];
+    struct ns_export_options options = {
+        .output = ns_given(cli, NS_OPT_OUTPUT) ? cli->args.text[NS_OPT_OUTPUT] : "-",
+        .errors = cli->args.text[NS_OPT_ERRORS],
+        .merged = ns_given(cli, NS_OPT_MERGED),
+        .partial = ns_given(cli, NS_OPT_PARTIAL),
+        .by_finish = order && order[0] == 'f',
+    };
+    struct ns_export_report report = {0};
+    if (options.merged && options.errors)
+        return ns_error_set(err, NS_USAGE, "--merged puts failures into the output; --errors has nothing to add");
+    enum ns_code rc = ns_queue_export(queue, batch, &options, &report, err);
+    if (rc == NS_BUSY && report.missing > 0)
+        ns_hint(cli, "Wait for the run, or export what is there with --partial.");
+    if (rc == NS_CANTCREAT)
+        ns_hint(cli, "Choose another output; nothing was written.");
+    if (rc != NS_OK)
+        return rc;
+    ns_note(cli, "%" PRId64 " results, %" PRId64 " failures%s", report.written, report.failures,
+            report.failures > 0 && !options.errors && !options.merged ? " (not written: see --errors)" : "");
+    if (report.missing > 0)
+        ns_note(cli, "%" PRId64 " requests have no result yet", report.missing);
+    if (report.damaged > 0)
+        return ns_error_set(err, NS_CORRUPT, "%" PRId64 " stored results do not parse and were left out",
+                            report.damaged);
+    cli->status = outcome_status(report.written, report.failures);
+    return NS_OK;
+}
+
+enum ns_code ns_cmd_export(struct ns_cli *cli, struct ns_error *err)
+{
+    struct ns_queue *queue = NULL;
+    int64_t batch = 0;
+    bool summary = ns_given(cli, NS_OPT_SUMMARY);
+    enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_READ, &queue, err);
+    if (rc == NS_OK)
+        rc = ns_queue_find_batch(queue, cli->args.operand[0], &batch, err);
+    if (rc == NS_OK && (!summary || ns_given(cli, NS_OPT_OUTPUT) || ns_given(cli, NS_OPT_ERRORS)))
+        rc = write_files(cli, queue, batch, err);
+    if (rc == NS_OK && summary)
+        rc = ns_queue_each_batch(queue, batch, summarize, cli, err);
+    ns_queue_close(queue);
+    return rc;
+}

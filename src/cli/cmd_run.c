@@ -1,0 +1,150 @@
+/* cmd_run.c - run the queue through a model until it is empty. */
+#include "cli/commands.h"
+
+#include "cli/progress.h"
+
+#include "night/night.h"
+#include "sys/sys.h"
+
+#include <string.h>
+
+/* The feature bits that --isa leaves on. Naming more than the processor has is an error, not a wish. */
+static enum ns_code read_isa(const char *word, uint32_t *out, struct ns_error *err)
+{
+    static const struct {
+        const char *word;
+        uint32_t needs, allows;
+    } names[] = {
+        {"ref", 0, 0},
+        {"avx2", NS_CPU_AVX2 | NS_CPU_FMA, NS_CPU_AVX2 | NS_CPU_FMA},
+        {"avx512", NS_CPU_AVX512, NS_CPU_AVX2 | NS_CPU_FMA | NS_CPU_AVX512 | NS_CPU_VBMI},
+        {"neon", NS_CPU_NEON, NS_CPU_NEON},
+    };
+
+    uint32_t cpu = ns_cpu_bits();
+    *out = cpu;
+    for (size_t i = 0; word && i < NS_COUNT(names); i++) {
+        if (strcmp(word, names[i].word) != 0)
+            continue;
+        if (!ns_cpu_has(cpu, names[i].needs))
+            return ns_error_set(err, NS_ENGINE, "this processor does not have %s", word);
+        *out = cpu & names[i].allows;
+    }
+    return NS_OK;
+}
+
+static void show_progress(void *arg, const struct ns_night_report *report)
+{
+    ns_progress_update(arg, report);
+}
+
+static enum ns_code answer_json(struct ns_cli *cli, const struct ns_night_report *r, struct ns_error *err)
+{
+    struct ns_answer_json a;
+    char now[24];
+    ns_clock_utc_text(ns_clock_wall_ms(), now);
+    ns_answer_begin(&a, cli);
+    ns_answer_text(&a, "type", "summary");
+    ns_answer_text(&a, "time", now);
+    ns_answer_int(&a, "done", (int64_t)r->requests_done);
+    ns_answer_int(&a, "failed", (int64_t)r->requests_failed);
+    ns_answer_int(&a, "left", (int64_t)r->requests_left);
+    ns_json_put_key(&a.w, "stopped");
+    ns_json_put_bool(&a.w, r->stopped);
+    ns_answer_int(&a, "waves", (int64_t)r->waves);
+    ns_answer_int(&a, "rows", (int64_t)r->rows);
+    ns_answer_int(&a, "tokens_out", (int64_t)r->tokens_out);
+    ns_answer_int(&a, "experts_requested", (int64_t)r->experts_requested);
+    ns_answer_int(&a, "experts_distinct", (int64_t)r->experts_distinct);
+    ns_answer_int(&a, "experts_kept", (int64_t)r->experts_kept);
+    ns_answer_int(&a, "experts_read", (int64_t)r->experts_read);
+    ns_answer_int(&a, "bytes_read", (int64_t)r->bytes_read);
+    ns_answer_int(&a, "tokens_restored", (int64_t)r->tokens_restored);
+    ns_answer_int(&a, "tokens_recomputed", (int64_t)r->tokens_recomputed);
+    ns_answer_number(&a, "compute_s", (double)r->compute_ns / 1e9);
+    ns_answer_number(&a, "disk_s", (double)r->disk_ns / 1e9);
+    ns_answer_number(&a, "stall_s", (double)r->stall_ns / 1e9);
+    ns_answer_number(&a, "wall_s", (double)r->wall_ns / 1e9);
+    return ns_answer_end(&a, cli, err);
+}
+
+static enum ns_code answer(struct ns_cli *cli, const struct ns_night_report *r, struct ns_error *err)
+{
+    if (cli->json)
+        return answer_json(cli, r, err);
+    if (r->waves == 0 && r->requests_done + r->requests_failed == 0 && r->requests_left == 0) {
+        ns_note(cli, "nothing to do");
+        return NS_OK;
+    }
+    char size[16], wall[24], compute[24], stall[24];
+    ns_size_text(r->bytes_read, size);
+    ns_span_text((double)r->wall_ns / 1e9, wall);
+    ns_span_text((double)r->compute_ns / 1e9, compute);
+    ns_span_text((double)r->stall_ns / 1e9, stall);
+    ns_say(cli, "requests  %" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " left%s\n", r->requests_done,
+           r->requests_failed, r->requests_left, r->stopped ? " (stopped on request)" : "");
+    ns_say(cli, "waves     %" PRIu64 " with %" PRIu64 " rows, %" PRIu64 " tokens out\n", r->waves, r->rows,
+           r->tokens_out);
+    ns_say(cli, "experts   %" PRIu64 " requested, %" PRIu64 " distinct, %" PRIu64 " kept, %" PRIu64 " read\n",
+           r->experts_requested, r->experts_distinct, r->experts_kept, r->experts_read);
+    ns_say(cli, "disk      %s read\n", size);
+    ns_say(cli, "time      %s, %s computing, %s waiting for the disk\n", wall, compute, stall);
+    if (r->tokens_restored + r->tokens_recomputed > 0)
+        ns_say(cli, "resumed   %" PRIu64 " tokens restored, %" PRIu64 " computed again\n", r->tokens_restored,
+               r->tokens_recomputed);
+    return NS_OK;
+}
+
+static void set_status(struct ns_cli *cli, const struct ns_night_report *r)
+{
+    if (r->stopped && ns_signal_count() > 1)
+        cli->status = NS_STATUS_INTERRUPTED;
+    else if (ns_given(cli, NS_OPT_REQUIRE_DONE) && r->requests_left > 0)
+        cli->status = ns_code_exit(NS_BUSY);
+    else
+        cli->status = r->requests_failed > 0;
+}
+
+enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
+{
+    const struct ns_args *args = &cli->args;
+    struct ns_night_options options = {
+        .db_path = cli->db_path,
+        .model_dir = args->text[NS_OPT_MODEL],
+        .memory_bytes = args->number[NS_OPT_MEMORY],
+        .n_threads = (unsigned)args->number[NS_OPT_THREADS],
+        .wave_rows = (uint32_t)args->number[NS_OPT_WAVE_ROWS],
+        .context = (uint32_t)args->number[NS_OPT_CONTEXT],
+        .layers = (uint32_t)args->number[NS_OPT_LAYERS],
+        .once = ns_given(cli, NS_OPT_ONCE),
+        .keep = ns_given(cli, NS_OPT_KEEP),
+        .require_done = ns_given(cli, NS_OPT_REQUIRE_DONE),
+        .takeover = ns_given(cli, NS_OPT_TAKEOVER),
+        .single_owner = ns_given(cli, NS_OPT_SINGLE_OWNER),
+        .no_sharing = ns_given(cli, NS_OPT_NO_SHARING),
+        .progress = show_progress,
+    };
+    if (!options.model_dir)
+        return ns_error_set(err, NS_USAGE, "run wants --model DIR");
+    enum ns_code rc = read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
+    struct ns_progress *progress = NULL;
+    struct ns_night_report report = {0};
+    if (rc == NS_OK)
+        rc = ns_progress_open(cli, &progress, err);
+    if (rc != NS_OK)
+        return rc;
+    if (options.layers > 0)
+        ns_log(NS_LOG_WARN, "only the first %" PRIu32 " layers run: the answers are not the model's", options.layers);
+    options.progress_arg = progress;
+    rc = ns_night_run(&options, &report, err);
+    ns_progress_close(progress);
+    if (rc == NS_STOPPED) {
+        report.stopped = true;
+        rc = NS_OK;
+    }
+    if (rc == NS_OK)
+        rc = answer(cli, &report, err);
+    if (rc == NS_OK)
+        set_status(cli, &report);
+    return rc;
+}

@@ -1,0 +1,105 @@
+/* cmd_submit.c - check the requests of a file and queue them as one batch. */
+#include "cli/commands.h"
+
+#include <string.h>
+
+static enum ns_code read_priority(const char *word, int *out, struct ns_error *err)
+{
+    static const struct {
+        const char *word;
+        int priority;
+    } names[] = {{"high", 2}, {"normal", 5}, {"low", 8}};
+
+    for (size_t i = 0; i < NS_COUNT(names); i++)
+        if (strcmp(word, names[i].word) == 0) {
+            *out = names[i].priority;
+            return NS_OK;
+        }
+    if (word[0] < '0' || word[0] > '9' || word[1] != '\0')
+        return ns_error_set(err, NS_USAGE, "--priority wants 0 to 9, high, normal or low, not \"%s\"", word);
+    *out = word[0] - '0';
+    return NS_OK;
+}
+
+static enum ns_code answer_json(struct ns_cli *cli, const struct ns_submit_report *report, struct ns_error *err)
+{
+    struct ns_answer_json a;
+    ns_answer_begin(&a, cli);
+    ns_answer_text(&a, "batch_id", report->batch_id[0] ? report->batch_id : NULL);
+    ns_json_put_key(&a.w, "existed");
+    ns_json_put_bool(&a.w, report->existed);
+    ns_json_put_key(&a.w, "continued");
+    ns_json_put_bool(&a.w, report->continued);
+    ns_answer_int(&a, "lines", report->lines);
+    ns_answer_int(&a, "good", report->good);
+    ns_answer_int(&a, "bad", report->bad);
+    ns_json_put_key(&a.w, "errors");
+    ns_json_open_array(&a.w);
+    for (size_t i = 0; i < report->n_errors; i++)
+        ns_refusal_json(&a.w, &report->error[i].refusal, report->error[i].line);
+    ns_json_close_array(&a.w);
+    return ns_answer_end(&a, cli, err);
+}
+
+static void note_bad_lines(struct ns_cli *cli, const char *path, const struct ns_submit_report *report)
+{
+    for (size_t i = 0; i < report->n_errors; i++)
+        ns_note(cli, "%s: line %" PRId64 ": %s (%s)", path, report->error[i].line, report->error[i].refusal.message,
+                report->error[i].refusal.code);
+    if (report->bad > (int64_t)report->n_errors)
+        ns_note(cli, "%s: and %" PRId64 " more bad lines", path, report->bad - (int64_t)report->n_errors);
+}
+
+static enum ns_code answer(struct ns_cli *cli, const char *path, const struct ns_submit_report *report,
+                           struct ns_error *err)
+{
+    bool dry = ns_given(cli, NS_OPT_DRY_RUN);
+    note_bad_lines(cli, path, report);
+    if (cli->json)
+        return answer_json(cli, report, err);
+    if (dry) {
+        ns_say(cli, "%" PRId64 " requests would be queued, %" PRId64 " lines are bad\n", report->good, report->bad);
+        return NS_OK;
+    }
+    ns_say(cli, "%s\n", report->batch_id);
+    if (report->existed)
+        ns_note(cli, "this file was submitted before under this name; --again makes a second copy");
+    else
+        ns_note(cli, "%" PRId64 " requests queued, %" PRId64 " bad lines%s", report->good, report->bad,
+                report->continued ? " (an interrupted submit was finished)" : "");
+    return NS_OK;
+}
+
+enum ns_code ns_cmd_submit(struct ns_cli *cli, struct ns_error *err)
+{
+    struct ns_submit_options options = {
+        .name = cli->args.text[NS_OPT_NAME],
+        .priority = 5,
+        .strict = ns_given(cli, NS_OPT_STRICT),
+        .dry_run = ns_given(cli, NS_OPT_DRY_RUN),
+        .hold = ns_given(cli, NS_OPT_HOLD),
+        .again = ns_given(cli, NS_OPT_AGAIN),
+    };
+    const char *path = cli->args.operand[0];
+    struct ns_queue *queue = NULL;
+    struct ns_submit_report report = {0};
+    enum ns_code rc = NS_OK;
+    if (ns_given(cli, NS_OPT_PRIORITY))
+        rc = read_priority(cli->args.text[NS_OPT_PRIORITY], &options.priority, err);
+    if (rc == NS_OK)
+        rc = ns_cli_open_queue(cli, NS_QUEUE_WRITE, &queue, err);
+    if (rc != NS_OK)
+        return rc;
+    rc = ns_queue_submit(queue, path, &options, &report, err);
+    if (rc == NS_OK)
+        rc = answer(cli, path, &report, err);
+    else if (report.n_errors > 0) {
+        note_bad_lines(cli, path, &report);
+        if (cli->json && answer_json(cli, &report, NULL) != NS_OK)
+            ns_note(cli, "no memory to list the bad lines");
+        ns_hint(cli, "Mend the lines, or submit without --strict: bad lines then fail alone.");
+    }
+    ns_submit_report_fini(&report);
+    ns_queue_close(queue);
+    return rc;
+}

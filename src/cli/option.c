@@ -1,0 +1,367 @@
+/* option.c - the one table of verbs and options, and the parser it drives.
+ * The rules are those of getopt_long: bundled short flags, --name=value, unique prefixes of long names, options after
+ * operands, -- for "only operands from here". Longer than other files because it is a table. */
+#include "cli/cli.h"
+
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* clang-format off */
+const struct ns_verb ns_verbs[] = {
+    {"init", "set up", "", 0, 0, 0,
+     "create the queue's database",
+     "Creates the file named by --db (else $NIGHTSHIFT_DB, else ./queue.db). An existing queue is left alone and is an "
+     "error (73).\n\n"
+     "The queue must lie on a local disk. On a network file system init refuses (78).",
+     "nightshift init\nnightshift init -d /data/night/queue.db"},
+    {"submit", "work in", "FILE|-", 1, 1, 0,
+     "check the requests of a file and queue them as one batch",
+     "Prints the batch's id and nothing else. A line is a JSON object: an OpenAI batch line (custom_id, method, url, "
+     "body), a plain prompt (custom_id, prompt, expected), plain messages (custom_id, messages, expected) or a choice "
+     "item (custom_id, prompt, choices, answer). One file may mix them. A - reads standard input.\n\n"
+     "A bad line becomes a failed request with its line number and reason, and the others run; with --strict the file "
+     "is refused (65) with every bad line named. The same bytes under the same name are the same batch: its id is "
+     "printed again and nothing is queued twice, unless --again asks for a second copy. An interrupted submit goes on "
+     "where it stopped when it is repeated.",
+     "nightshift submit prompts.jsonl\nnightshift submit --strict --name evening prompts.jsonl\n"
+     "nightshift submit --dry-run prompts.jsonl"},
+    {"run", "run", "", 0, 0, NS_VERB_COMPUTES,
+     "run the queue through a model until it is empty",
+     "One runner serves a queue. Every wave ends in one transaction, so a run that was killed is taken up by the next "
+     "one from its last committed tokens, with the same answers. The first INT or TERM stops at the next layer, saves "
+     "and exits 0; the second abandons the wave (130 or 143) and loses no token.\n\n"
+     "Exits 1 when a request of this run failed, and 75 with --require-done when work is left.",
+     "nightshift run --model jobs/demo\nnightshift run --model /models/kimi-k3 --memory 8G"},
+    {"status", "watch", "[BATCH]", 0, 1, 0,
+     "show how far the queue is",
+     "Counts, accuracy where the requests say what is expected, the runner, rates and the time left as a range.",
+     "nightshift status\nnightshift status @last\nnightshift status --follow"},
+    {"list", "watch", "", 0, 0, 0,
+     "list batches, or requests with -r",
+     "",
+     "nightshift list\nnightshift list -r --batch @last --state failed\nnightshift list --json"},
+    {"show", "watch", "ID", 1, 1, 0,
+     "show one batch or one request with its attempts",
+     "ID is a batch (an id, any unique beginning of one, or @last), a request (#123 or BATCH/custom_id) or a runner "
+     "(runner:17). With --json a "
+     "batch is the OpenAI batch object, with what is ours under x_local.",
+     "nightshift show @last\nnightshift show --json @last\nnightshift show @last/mc-000-adjective"},
+    {"waves", "watch", "", 0, 0, 0,
+     "show what each wave did and what bound it",
+     "Rows, experts requested, distinct, kept and read, bytes by class, seconds of disk, compute and stall, and how "
+     "near the wave came to its lower bound.",
+     "nightshift waves --limit 20\nnightshift waves --json"},
+    {"events", "watch", "", 0, 0, 0,
+     "show what happened: starts, stops, takeovers, warnings",
+     "",
+     "nightshift events --limit 20\nnightshift events --follow"},
+    {"plan", "look into", "", 0, 0, NS_VERB_COMPUTES,
+     "say how memory would be shared and how long the queue would take",
+     "Prints the shares, the floor below which a run is refused, rows per wave, bytes per wave by class, and predicted "
+     "seconds, tokens per second and hours as a range.",
+     "nightshift plan --model /models/kimi-k3 --memory 8G"},
+    {"bench", "look into", "kernels|disk", 1, 1, NS_VERB_COMPUTES,
+     "measure this machine: arithmetic, memory, disk",
+     "kernels measures each kernel against the peak of this processor in the same run; disk measures direct reads of "
+     "the model's files.",
+     "nightshift bench kernels\nnightshift bench disk --model /models/kimi-k3"},
+    {"simulate", "look into", "[TRACE]", 0, 1, 0,
+     "replay recorded routing under several caches, or plan the queue without a model",
+     "",
+     "nightshift simulate trace.bin\nnightshift simulate --queue"},
+    {"cancel", "change", "[ID]...", 0, SIZE_MAX, 0,
+     "cancel batches or requests",
+     "Waiting requests end at once, running ones at the next wave; what is finished stays. Cancelling something that "
+     "has ended changes nothing and says so.",
+     "nightshift cancel @last\nnightshift cancel '#17' '#18'\nnightshift cancel --batch @last --state queued --dry-run"},
+    {"retry", "change", "[ID]...", 0, SIZE_MAX, 0,
+     "queue failed, cancelled or expired requests again",
+     "The old result moves into the events; the request may be tried once more than before.",
+     "nightshift retry --batch @last --state failed\nnightshift retry @last/p3"},
+    {"hold", "change", "BATCH...", 1, SIZE_MAX, 0,
+     "keep batches from being started",
+     "Requests that are running finish.",
+     "nightshift hold @last"},
+    {"release", "change", "BATCH...", 1, SIZE_MAX, 0,
+     "let held batches run",
+     "",
+     "nightshift release @last"},
+    {"export", "results", "BATCH", 1, 1, 0,
+     "write a batch's results as JSON lines",
+     "Successes go to the output (standard output without -o), everything else to --errors; --merged puts all into one "
+     "file. Files appear whole or not at all. A batch that is not finished is refused (75) without --partial. "
+     "The output may not be the file that was submitted, under whatever name.\n\n"
+     "Exits 1 when some requests failed and 2 when all did.",
+     "nightshift export @last -o out.jsonl --errors bad.jsonl\nnightshift export @last --summary"},
+    {"get", "results", "BATCH CUSTOM_ID", 2, 2, 0,
+     "print the answer of one request",
+     "",
+     "nightshift get @last gen-000-adjective\nnightshift get @last gen-000-adjective --json"},
+    {"doctor", "care", "", 0, 0, 0,
+     "check the queue: its rules, its file, the library",
+     "Prints one finding a line and exits 65 when there is one.",
+     "nightshift doctor\nnightshift doctor --json"},
+    {"version", "meta", "", 0, 0, 0,
+     "print the version", "", "nightshift version\nnightshift version --json"},
+    {"help", "meta", "[VERB]", 0, 1, 0,
+     "explain a verb, or list them",
+     "",
+     "nightshift help run\nnightshift help --man run"},
+    {"completion", "meta", "bash|zsh|fish", 1, 1, 0,
+     "print a completion script for a shell",
+     "",
+     "nightshift completion bash"},
+    {0}};
+
+const struct ns_option ns_options[] = {
+    {NS_OPT_NAME, "name", 'n', NS_ARG_TEXT, "NAME", "submit", "name of the batch (else the file's name)"},
+    {NS_OPT_STRICT, "strict", 0, NS_ARG_NONE, NULL, "submit", "refuse the whole file when a line is bad"},
+    {NS_OPT_AGAIN, "again", 0, NS_ARG_NONE, NULL, "submit", "make a second copy of a file that was submitted before"},
+    {NS_OPT_PRIORITY, "priority", 'p', NS_ARG_TEXT, "0..9|high|normal|low", "submit",
+     "class of the batch, 0 first; high is 2, normal 5, low 8"},
+    {NS_OPT_HOLD, "hold", 0, NS_ARG_NONE, NULL, "submit", "do not start it before it is released"},
+    {NS_OPT_MODEL, "model", 'm', NS_ARG_TEXT, "DIR", "run plan bench", "directory of the checkpoint"},
+    {NS_OPT_MEMORY, "memory", 'M', NS_ARG_SIZE, "SIZE", "run plan bench",
+     "ceiling of memory, as 8G or 512Mi (default: what is free, less a margin)"},
+    {NS_OPT_THREADS, "threads", 't', NS_ARG_NUMBER, "N", "run plan bench", "compute threads (default: physical cores)"},
+    {NS_OPT_ISA, "isa", 0, NS_ARG_CHOICE, "ref|avx2|avx512|neon", "run plan bench",
+     "widest instruction set to use; the answers are the same with each"},
+    {NS_OPT_WAVE_ROWS, "wave-rows", 0, NS_ARG_NUMBER, "N", "run plan", "most rows of a wave (default: chosen)"},
+    {NS_OPT_CONTEXT, "context", 0, NS_ARG_NUMBER, "N", "run plan", "longest sequence in tokens"},
+    {NS_OPT_LAYERS, "layers", 0, NS_ARG_NUMBER, "N", "run plan",
+     "diagnosis: run the first N layers only; the answers are not the model's"},
+    {NS_OPT_ROWS, "rows", 0, NS_ARG_NUMBER, "N", "plan", "plan for waves of N rows"},
+    {NS_OPT_ONCE, "once", 0, NS_ARG_NONE, NULL, "run", "end after one wave"},
+    {NS_OPT_KEEP, "keep", 0, NS_ARG_NONE, NULL, "run", "stay when the queue is empty and wait for more"},
+    {NS_OPT_TAKEOVER, "takeover", 0, NS_ARG_NONE, NULL, "run", "end a runner that is stuck and take its place"},
+    {NS_OPT_REQUIRE_DONE, "require-done", 0, NS_ARG_NONE, NULL, "run", "exit 75 when work is left"},
+    {NS_OPT_SINGLE_OWNER, "single-owner", 0, NS_ARG_NONE, NULL, "run",
+     "insist on a network file system; nobody else may open the queue"},
+    {NS_OPT_NO_SHARING, "no-sharing", 0, NS_ARG_NONE, NULL, "run", "compute every prompt by itself, for comparison"},
+    {NS_OPT_QUEUE, "queue", 0, NS_ARG_NONE, NULL, "simulate", "plan the queue without the model"},
+    {NS_OPT_FOLLOW, "follow", 'f', NS_ARG_NONE, NULL, "status events", "go on showing what changes"},
+    {NS_OPT_REQUESTS, "requests", 'r', NS_ARG_NONE, NULL, "list", "list requests instead of batches"},
+    {NS_OPT_BATCH, "batch", 'b', NS_ARG_TEXT, "BATCH", "list cancel retry", "only this batch"},
+    {NS_OPT_STATE, "state", 's', NS_ARG_CHOICE, "queued|running|done|failed|cancelled|expired", "list cancel retry",
+     "only requests in this state"},
+    {NS_OPT_LIMIT, "limit", 'l', NS_ARG_NUMBER, "N", "list waves events", "at most N rows, the newest"},
+    {NS_OPT_IDS, "ids", 0, NS_ARG_NONE, NULL, "list", "ids only, one a line"},
+    {NS_OPT_DRY_RUN, "dry-run", 0, NS_ARG_NONE, NULL, "submit cancel retry", "say what would be done and do nothing"},
+    {NS_OPT_OUTPUT, "output", 'o', NS_ARG_TEXT, "FILE", "export", "where results go; - is standard output"},
+    {NS_OPT_ERRORS, "errors", 'e', NS_ARG_TEXT, "FILE", "export", "where requests go that did not succeed"},
+    {NS_OPT_MERGED, "merged", 0, NS_ARG_NONE, NULL, "export", "successes and failures in one file"},
+    {NS_OPT_ORDER, "order", 0, NS_ARG_CHOICE, "input|finish", "export", "order of the lines (default: input)"},
+    {NS_OPT_PARTIAL, "partial", 0, NS_ARG_NONE, NULL, "export", "export what is there although the batch is not finished"},
+    {NS_OPT_SUMMARY, "summary", 0, NS_ARG_NONE, NULL, "export", "print counts, accuracy and tokens instead of results"},
+    {NS_OPT_RAW, "raw", 0, NS_ARG_NONE, NULL, "get show", "print control characters as they are, also on a terminal"},
+    {NS_OPT_DEEP, "deep", 0, NS_ARG_NONE, NULL, "doctor", "also read every page and every side file"},
+    {NS_OPT_MAN, "man", 0, NS_ARG_NONE, NULL, "help", "print the text as a manual page"},
+    {NS_OPT_DB, "db", 'd', NS_ARG_TEXT, "PATH", "*", "the queue's database (else $NIGHTSHIFT_DB, else ./queue.db)"},
+    {NS_OPT_JSON, "json", 'j', NS_ARG_NONE, NULL, "*", "answer in JSON, errors too"},
+    {NS_OPT_QUIET, "quiet", 'q', NS_ARG_NONE, NULL, "*", "no progress and no notes"},
+    {NS_OPT_VERBOSE, "verbose", 'v', NS_ARG_NONE, NULL, "*", "more log lines; twice for all"},
+    {NS_OPT_COLOR, "color", 0, NS_ARG_CHOICE, "auto|always|never", "*", "colour (auto: on terminals, see NO_COLOR)"},
+    {NS_OPT_NO_PROGRESS, "no-progress", 0, NS_ARG_NONE, NULL, "*", "no progress block and no progress lines"},
+    {NS_OPT_LOG_FORMAT, "log-format", 0, NS_ARG_CHOICE, "text|json", "*", "form of the log lines"},
+    {NS_OPT_YES, "yes", 'y', NS_ARG_NONE, NULL, "*", "do not ask"},
+    {NS_OPT_HELP, "help", 'h', NS_ARG_NONE, NULL, "*", "explain the verb"},
+    {NS_OPT_VERSION, "version", 0, NS_ARG_NONE, NULL, "*", "print the version"},
+    {.name = NULL}};
+
+/* clang-format on */
+
+const struct ns_verb *ns_verb_find(const char *name)
+{
+    for (const struct ns_verb *v = ns_verbs; v->name; v++)
+        if (strcmp(v->name, name) == 0)
+            return v;
+    return NULL;
+}
+
+bool ns_option_applies(const struct ns_option *option, const struct ns_verb *verb)
+{
+    if (strcmp(option->verbs, "*") == 0)
+        return true;
+    if (!verb)
+        return false;
+    size_t n = strlen(verb->name);
+    for (const char *at = option->verbs; (at = strstr(at, verb->name)) != NULL; at += n)
+        if ((at == option->verbs || at[-1] == ' ') && (at[n] == ' ' || at[n] == '\0'))
+            return true;
+    return false;
+}
+
+/* ---- values --------------------------------------------------------------------------------------------------------- */
+
+static bool is_choice(const char *choices, const char *word)
+{
+    size_t n = strlen(word);
+    for (const char *at = choices; at; at = strchr(at, '|'), at = at ? at + 1 : NULL)
+        if (strncmp(at, word, n) == 0 && (at[n] == '|' || at[n] == '\0'))
+            return true;
+    return false;
+}
+
+static bool parse_number(const char *s, uint64_t *out)
+{
+    uint64_t v = 0;
+    if (!*s)
+        return false;
+    for (; *s; s++) {
+        if (*s < '0' || *s > '9' || v > (UINT64_MAX - 9) / 10)
+            return false;
+        v = v * 10 + (uint64_t)(*s - '0');
+    }
+    *out = v;
+    return true;
+}
+
+static enum ns_code take_value(const struct ns_option *option, const char *value, struct ns_args *args,
+                               struct ns_error *err)
+{
+    uint64_t number = 0;
+    switch (option->kind) {
+    case NS_ARG_NONE:
+    case NS_ARG_TEXT:
+        break;
+    case NS_ARG_SIZE:
+        if (!ns_size_parse(value, &number) || number == 0)
+            return ns_error_set(err, NS_USAGE, "--%s wants a size such as 8G or 512Mi, not \"%s\"", option->name,
+                                value);
+        break;
+    case NS_ARG_NUMBER:
+        if (!parse_number(value, &number) || number == 0 || number > UINT32_MAX)
+            return ns_error_set(err, NS_USAGE, "--%s wants a whole number from 1 to %" PRIu32 ", not \"%s\"",
+                                option->name, UINT32_MAX, value);
+        break;
+    case NS_ARG_CHOICE:
+        if (!is_choice(option->arg, value))
+            return ns_error_set(err, NS_USAGE, "--%s wants one of %s, not \"%s\"", option->name, option->arg, value);
+        break;
+    }
+    args->given[option->id]++;
+    args->text[option->id] = value;
+    args->number[option->id] = number;
+    return NS_OK;
+}
+
+/* ---- parsing -------------------------------------------------------------------------------------------------------- */
+
+enum { LONG_BASE = 256, MAX_OPTIONS = 64 };
+
+/* What getopt_long wants to know of the options of one verb. A long option's value is LONG_BASE + its row. */
+struct getopt_view {
+    struct option names[MAX_OPTIONS + 1];
+    char letters[2 * MAX_OPTIONS + 3];
+};
+
+static void view_of(const struct ns_verb *verb, struct getopt_view *view)
+{
+    size_t n = 0, k = 0;
+    memset(view, 0, sizeof *view);
+    if (!verb)
+        view->letters[k++] = '+'; /* stop at the verb */
+    view->letters[k++] = ':';
+    for (size_t row = 0; ns_options[row].name && n < MAX_OPTIONS; row++) {
+        const struct ns_option *o = &ns_options[row];
+        if (!ns_option_applies(o, verb))
+            continue;
+        int has = o->kind == NS_ARG_NONE ? no_argument : required_argument;
+        view->names[n++] = (struct option){.name = o->name, .has_arg = has, .val = LONG_BASE + (int)row};
+        if (o->letter) {
+            view->letters[k++] = o->letter;
+            if (has == required_argument)
+                view->letters[k++] = ':';
+        }
+    }
+}
+
+static const struct ns_option *option_of(int value, const struct ns_verb *verb)
+{
+    if (value >= LONG_BASE)
+        return &ns_options[value - LONG_BASE];
+    for (const struct ns_option *o = ns_options; o->name; o++)
+        if (o->letter == value && ns_option_applies(o, verb))
+            return o;
+    return NULL;
+}
+
+static enum ns_code refuse_option(int kind, const char *word, const struct ns_verb *verb, struct ns_error *err)
+{
+    const char *where = verb ? verb->name : "nightshift";
+    const struct ns_option *o = optopt ? option_of(optopt, verb) : NULL;
+    if (kind == ':' && o)
+        return ns_error_set(err, NS_USAGE, "--%s needs an argument (%s)", o->name, o->arg);
+    if (o && optopt >= LONG_BASE)
+        return ns_error_set(err, NS_USAGE, "--%s takes no argument", o->name);
+    if (optopt > 0 && optopt < LONG_BASE)
+        return ns_error_set(err, NS_USAGE, "%s has no option -%c", where, optopt);
+    size_t n = strcspn(word, "=");
+    const char *first = NULL, *second = NULL;
+    for (const struct ns_option *other = ns_options; n > 2 && other->name; other++)
+        if (ns_option_applies(other, verb) && strncmp(other->name, word + 2, n - 2) == 0) {
+            second = second ? second : first ? other->name : NULL;
+            first = first ? first : other->name;
+        }
+    if (second)
+        return ns_error_set(err, NS_USAGE, "\"%s\" may mean --%s or --%s", word, first, second);
+    return ns_error_set(err, NS_USAGE, "%s has no option \"%s\"", where, word);
+}
+
+/* Parses words[1..n) for one verb (NULL: what stands before the verb). *next is the first operand. */
+static enum ns_code parse_part(int n, char **words, const struct ns_verb *verb, struct ns_args *args, int *next,
+                               struct ns_error *err)
+{
+    struct getopt_view view;
+    view_of(verb, &view);
+    opterr = 0;
+    optind = 0; /* start over */
+    for (;;) {
+        int at = optind > 0 ? optind : 1;
+        optopt = 0;
+        int got = getopt_long(n, words, view.letters, view.names, NULL);
+        if (got == -1)
+            break;
+        if (got == '?' || got == ':') {
+            const char *word =
+                optopt == 0 && optind > 0 && optind <= n ? words[optind - 1] : words[at < n ? at : n - 1];
+            return refuse_option(got, word, verb, err);
+        }
+        const struct ns_option *o = option_of(got, verb);
+        if (!o)
+            return ns_error_set(err, NS_INTERNAL, "option %d is not in the table", got);
+        enum ns_code rc = take_value(o, optarg, args, err);
+        if (rc != NS_OK)
+            return rc;
+    }
+    *next = optind;
+    return NS_OK;
+}
+
+enum ns_code ns_args_parse(int n_words, char **words, const struct ns_verb **verb, struct ns_args *args,
+                           struct ns_error *err)
+{
+    *verb = NULL;
+    memset(args, 0, sizeof *args);
+    int at = 0, next = 0;
+    enum ns_code rc = parse_part(n_words, words, NULL, args, &at, err);
+    if (rc != NS_OK || at >= n_words)
+        return rc;
+    *verb = ns_verb_find(words[at]);
+    if (!*verb)
+        return ns_error_set(err, NS_USAGE, "there is no verb \"%s\"", words[at]);
+    rc = parse_part(n_words - at, words + at, *verb, args, &next, err);
+    if (rc != NS_OK)
+        return rc;
+    args->operand = words + at + next;
+    args->n_operands = (size_t)(n_words - at - next);
+    if (args->given[NS_OPT_HELP] || args->given[NS_OPT_VERSION])
+        return NS_OK;
+    if (args->n_operands < (*verb)->least)
+        return ns_error_set(err, NS_USAGE, "%s wants %s", (*verb)->name, (*verb)->operands);
+    if (args->n_operands > (*verb)->most)
+        return ns_error_set(err, NS_USAGE, "%s does not know what to do with \"%s\"", (*verb)->name,
+                            args->operand[(*verb)->most]);
+    return NS_OK;
+}
