@@ -67,7 +67,7 @@ const struct ns_verb ns_verbs[] = {
      "the model's files.",
      "nightshift bench kernels\nnightshift bench disk --model /models/kimi-k3"},
     {"simulate", "look into", "[TRACE]", 0, 1, 0,
-     "replay recorded routing under several caches, or plan the queue without a model",
+     "replay recorded routing, or plan the queue without a model",
      "",
      "nightshift simulate trace.bin\nnightshift simulate --queue"},
     {"cancel", "change", "[ID]...", 0, SIZE_MAX, 0,
