@@ -55,3 +55,29 @@ function(ns_test name)
     set_tests_properties(${name} PROPERTIES LABELS "${T_LABEL}" TIMEOUT ${T_TIMEOUT}
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${T_ENVIRONMENT}")
 endfunction()
+
+# ns_fuzz(<name> NEEDS room ...): tests/fuzz/<name>.c defines LLVMFuzzerTestOneInput and one property; its seeds are the
+# files of tests/fuzz/corpus/<name>. In a fuzz build the test fuzzes for NIGHTSHIFT_FUZZ_SECONDS, in every other build
+# it replays the seeds. What a fuzzer finds becomes a seed.
+set(NIGHTSHIFT_FUZZ_SECONDS 30 CACHE STRING "How long each fuzzer runs under ctest")
+function(ns_fuzz name)
+    cmake_parse_arguments(F "" "" "NEEDS;LIBS" ${ARGN})
+    set(seeds ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${name})
+    set(found ${PROJECT_BINARY_DIR}/corpus/${name})
+    if(NIGHTSHIFT_FUZZ)
+        add_executable(${name} ${name}.c)
+        target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+        file(MAKE_DIRECTORY ${found})
+        add_test(NAME ${name} COMMAND ${name} -max_total_time=${NIGHTSHIFT_FUZZ_SECONDS} -timeout=20 -rss_limit_mb=3000
+            -print_final_stats=1 -artifact_prefix=${found}- ${found} ${seeds})
+    else()
+        add_executable(${name} ${name}.c ${PROJECT_SOURCE_DIR}/tests/fuzz/replay.c)
+        add_test(NAME ${name} COMMAND ${name} ${seeds})
+    endif()
+    target_link_libraries(${name} PRIVATE ns_flags ${F_LIBS})
+    foreach(need IN LISTS F_NEEDS)
+        target_link_libraries(${name} PRIVATE ns_${need})
+    endforeach()
+    math(EXPR limit "${NIGHTSHIFT_FUZZ_SECONDS} + 300")
+    set_tests_properties(${name} PROPERTIES LABELS fuzz TIMEOUT ${limit})
+endfunction()
