@@ -83,13 +83,17 @@ struct ns_tensor {
     uint64_t dim[NS_MAX_RANK];
     uint64_t offset; /* of the first byte in the shard file */
     uint64_t bytes;
+    char other[8]; /* NS_DTYPE_OTHER: what the file calls it, cut */
 };
 
 /* Parses one safetensors header text (without the 8 length bytes). data_start is 8+N, file_bytes the file's size.
- * Calls each per tensor. Range checks come first for every entry. Errors: NS_INPUT naming tensor and both numbers. */
+ * Calls each per tensor whose range lies in the file; tensor->name is borrowed for the call. Range checks come first for
+ * every entry. Errors: NS_INPUT naming tensor and both numbers; a file that is too short is told once, at the end, with
+ * the size it should have. Repeated names are the caller's to notice. */
 typedef enum ns_code (*ns_tensor_each_fn)(void *arg, const struct ns_tensor *tensor, struct ns_error *err);
 NS_MUST_CHECK enum ns_code ns_safetensors_parse(const char *header, size_t n, uint64_t data_start, uint64_t file_bytes,
-                                                ns_tensor_each_fn each, void *arg, struct ns_error *err);
+                                                struct ns_budget *budget, ns_tensor_each_fn each, void *arg,
+                                                struct ns_error *err);
 
 struct ns_shards; /* all tensors of a checkpoint directory, found by name in constant time */
 
@@ -103,6 +107,7 @@ void ns_shards_close(struct ns_shards *shards);
 const struct ns_tensor *ns_shards_find(const struct ns_shards *shards, const char *name);
 size_t ns_shards_count(const struct ns_shards *shards); /* tensors, vision skipped */
 const struct ns_tensor *ns_shards_at(const struct ns_shards *shards, size_t i);
+size_t ns_shards_index(const struct ns_shards *shards, const struct ns_tensor *tensor); /* the i of ns_shards_at */
 uint32_t ns_shards_files(const struct ns_shards *shards);
 const char *ns_shards_path(const struct ns_shards *shards, uint32_t shard); /* full path */
 uint64_t ns_shards_file_bytes(const struct ns_shards *shards, uint32_t shard);

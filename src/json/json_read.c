@@ -1,21 +1,30 @@
 /* json_read.c - strict reading of JSON text into a tree.
  * The library checks grammar, UTF-8, duplicate keys and numbers; this file adds the nesting limit before it recurses
- * and turns a failed allocation inside the library into NS_BUDGET instead of a damaged tree. */
+ * and turns a failed allocation inside the library into NS_BUDGET instead of a damaged heap. */
 #include "json/json.h"
 
 #include <jansson.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* The library ignores some failed allocations while it gathers a token. The hook notes them; one flag per thread is
- * enough because a parse never leaves its thread. */
+/* While it gathers a token the library ignores a failed allocation and later copies past the buffer it thinks it has.
+ * So it never sees one: a failure is noted, the block is asked for again so that the parse can end in order, and the
+ * result is thrown away. A machine that refuses twice stops the process, which is safe at any instant; a damaged heap is
+ * not. One flag per thread is enough, because a parse never leaves its thread. */
 static _Thread_local bool alloc_failed;
 
 static void *hook_alloc(size_t bytes)
 {
     void *block = ns_heap_alloc(bytes);
-    if (!block)
+    if (!block) {
         alloc_failed = true;
+        block = ns_heap_alloc(bytes);
+    }
+    if (!block) {
+        ns_log(NS_LOG_ERROR, "the machine refused %zu bytes while reading JSON", bytes);
+        abort();
+    }
     return block;
 }
 
