@@ -56,6 +56,7 @@ enum ns_opt {
     NS_OPT_QUEUE,
     NS_OPT_FOLLOW,
     NS_OPT_REQUESTS,
+    NS_OPT_ANSWERS,
     NS_OPT_STATE,
     NS_OPT_BATCH,
     NS_OPT_LIMIT,

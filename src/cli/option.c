@@ -40,7 +40,7 @@ const struct ns_verb ns_verbs[] = {
     {"list", "watch", "", 0, 0, 0,
      "list batches, or requests with -r",
      "",
-     "nightshift list\nnightshift list -r --batch @last --state failed\nnightshift list --json"},
+     "nightshift list\nnightshift list -r --batch @last --state failed\nnightshift list -ra --batch @last --limit 20\nnightshift list --json"},
     {"show", "watch", "ID", 1, 1, 0,
      "show one batch or one request with its attempts",
      "ID is a batch (an id, any unique beginning of one, or @last), a request (#123 or BATCH/custom_id) or a runner "
@@ -142,6 +142,7 @@ const struct ns_option ns_options[] = {
     {NS_OPT_QUEUE, "queue", 0, NS_ARG_NONE, NULL, "simulate", "plan the queue without the model"},
     {NS_OPT_FOLLOW, "follow", 'f', NS_ARG_NONE, NULL, "status events", "go on showing what changes"},
     {NS_OPT_REQUESTS, "requests", 'r', NS_ARG_NONE, NULL, "list", "list requests instead of batches"},
+    {NS_OPT_ANSWERS, "answers", 'a', NS_ARG_NONE, NULL, "list", "with -r: prompt, answer and what was expected"},
     {NS_OPT_BATCH, "batch", 'b', NS_ARG_TEXT, "BATCH", "list cancel retry", "only this batch"},
     {NS_OPT_STATE, "state", 's', NS_ARG_CHOICE, "queued|running|done|failed|cancelled|expired", "list cancel retry",
      "only requests in this state"},
