@@ -69,6 +69,7 @@ enum ns_opt {
     NS_OPT_SUMMARY,
     NS_OPT_RAW,
     NS_OPT_DEEP,
+    NS_OPT_REASON,
     NS_OPT_MAN,
     NS_OPT_COUNT
 };
