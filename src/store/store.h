@@ -25,6 +25,21 @@ NS_MUST_CHECK enum ns_code ns_store_open(const struct ns_config *config, const s
                                          const struct ns_store_options *options, struct ns_budget *budget,
                                          struct ns_store **out, struct ns_error *err);
 void ns_store_close(struct ns_store *store);
+bool ns_store_is_direct(const struct ns_store *store); /* false: the file system refused O_DIRECT */
+
+/* What a store needs, for a plan: before anything large is taken and without opening a shard. */
+struct ns_store_need {
+    size_t expert_bytes, slot_bytes; /* one expert; the room it takes as slot or resident */
+    size_t tile_slot_bytes;          /* one place in the ring */
+    size_t ring_bytes, table_bytes;  /* with these options, rounded to whole places */
+    uint32_t expert_slots;
+    size_t fixed_bytes;               /* all that open and the first wave take besides resident_bytes */
+    uint64_t trunk_bytes, head_bytes; /* what dense tiles may come to stay */
+    uint64_t experts_bytes;           /* all experts */
+};
+NS_MUST_CHECK enum ns_code ns_store_measure(const struct ns_config *config, const struct ns_shards *shards,
+                                            const struct ns_store_options *options, struct ns_budget *budget,
+                                            struct ns_store_need *out, struct ns_error *err);
 
 /* ---- small tensors: read once at open of the model, whole ---------------------------------------------------------------- */
 NS_MUST_CHECK enum ns_code ns_store_read(struct ns_store *store, const struct ns_tensor *tensor, uint64_t first_byte,
@@ -51,8 +66,8 @@ struct ns_tile_view {
     uint32_t slot; /* private */
 };
 
-/* How many rows of this matrix make one tile of about tile_bytes (at least 1, at most dim0). The ring holds at least
- * three of the largest tile the caller will list: largest_bytes is told at open by ns_store_set_largest_tile. */
+/* How many rows of this matrix make one tile of at most tile_bytes (at least 1, at most dim0). The ring holds at least
+ * three tiles of that size, and one tile is at most that large. */
 uint32_t ns_store_tile_rows(const struct ns_store *store, const struct ns_tensor *tensor);
 NS_MUST_CHECK enum ns_code ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile, size_t n_tiles,
                                                struct ns_error *err); /* list borrowed until wave_end */
@@ -76,7 +91,7 @@ struct ns_expert_view {
     uint32_t slot;                        /* private */
 };
 /* The experts of one layer that this wave needs, ascending, with the number of rows each serves (for ranking). Reading
- * of those not kept starts at once, in file order. ids borrowed until the last of them was acquired. */
+ * of those not kept starts at once, in this order. The list is copied. */
 NS_MUST_CHECK enum ns_code ns_store_experts_want(struct ns_store *store, uint32_t layer, const uint32_t *expert,
                                                  const uint32_t *n_rows, size_t n, struct ns_error *err);
 /* Before the router has spoken: nearly all experts of the layer are expected (a hint). */
@@ -93,6 +108,7 @@ uint64_t ns_store_trunk_bytes(const struct ns_store *store);
 /* Counted since open; subtract to get a wave. */
 struct ns_store_stats {
     uint64_t trunk_bytes, head_bytes, embed_bytes, expert_bytes; /* read from disk */
+    uint64_t small_bytes;                                        /* ns_store_read, at open */
     uint64_t trunk_kept_bytes;                                   /* served from memory */
     uint64_t experts_wanted, experts_kept, experts_read;
     uint64_t reads;
@@ -104,5 +120,23 @@ struct ns_store_stats {
 void ns_store_stats_get(const struct ns_store *store, struct ns_store_stats *out);
 /* NS_CORRUPT naming the file when a shard's size, time or inode is not what it was at open. */
 NS_MUST_CHECK enum ns_code ns_store_check_unchanged(struct ns_store *store, struct ns_error *err);
+
+/* ---- replay of recorded routing (trace_replay.c) ------------------------------------------------------------------------ */
+
+struct ns_trace {
+    uint32_t n_layers, n_experts, top_k, n_tokens;
+    const uint32_t *id; /* [n_tokens][n_layers][top_k], borrowed */
+};
+
+enum ns_policy { NS_POLICY_LRU, NS_POLICY_LFU, NS_POLICY_RANKED, NS_POLICY_BELADY };
+
+struct ns_replay_result {
+    uint64_t requests, hits; /* one request per wave, layer and expert of the union */
+};
+/* Cuts the trace into waves of wave_tokens and counts the requests that find their expert among capacity kept ones.
+ * Errors: NS_INPUT (an id outside the model), NS_BUDGET. */
+NS_MUST_CHECK enum ns_code ns_replay(const struct ns_trace *trace, enum ns_policy policy, uint32_t wave_tokens,
+                                     uint32_t capacity, struct ns_budget *budget, struct ns_replay_result *out,
+                                     struct ns_error *err);
 
 #endif

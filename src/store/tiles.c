@@ -1,0 +1,356 @@
+/* tiles.c - dense matrices as a stream.
+ *
+ * WHAT   The caller lists the tiles of a wave in the order of use. Reads run ahead along that list, across layers, as far
+ *        as there are free slots. Some tiles stay in memory from wave to wave; those are handed out from there and take no
+ *        slot.
+ * WHY    The order is known for the whole wave, so nothing is guessed: the disk works while there is room, and the next
+ *        layer is under way while this one is computed. Slots are equal, so the ring never fragments; a tile has at most
+ *        one matrix, because its rows must be contiguous. What stays is spread evenly over the list rather than taken from
+ *        its front: else the disk would idle through the first layers and be the limit in the others.
+ * INVARIANTS
+ *   1. Tiles are handed out in list order, each read once in a wave.       (store_test: tiles_match_the_file)
+ *   2. A slot is reused only after its view was released.                  (store_test: several_views_at_once)
+ *   3. After wave_end no read is under way and no slot is taken.           (store_test: abandoned_waves_leave_nothing)
+ * THREADS  The driving thread alone; the pool touches a slot's io and buffer between start and done. */
+#include "store/store_impl.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define TILES_MIN 3
+
+enum tile_state { TILE_FREE, TILE_LOADING, TILE_READY };
+
+struct ns_tile_slot {
+    uint8_t *buffer; /* [slot_bytes], owned */
+    enum tile_state state;
+    size_t index;              /* in the list */
+    struct ns_kept_tile *keep; /* the tile is read into this one's block instead; NULL: into buffer */
+    struct ns_window window;
+    struct ns_io io;
+};
+
+/* A tile that stays. Without a block it is only meant to. Entries never move while reads run: the table grows between
+ * waves only. */
+struct ns_kept_tile {
+    const struct ns_tensor *tensor; /* NULL: an empty place */
+    uint32_t first, n;
+    uint8_t *block; /* owned */
+    bool ready;
+    size_t skip; /* from the block's start to the first byte */
+};
+
+size_t ns_tiles_slot_bytes(const struct ns_layout *layout, size_t tile_bytes)
+{
+    size_t largest = tile_bytes > layout->largest_row ? tile_bytes : layout->largest_row;
+    return (largest / NS_STORE_ALIGN + 3) * NS_STORE_ALIGN; /* a window at the worst offset */
+}
+
+enum ns_code ns_tiles_init(struct ns_store *s, const struct ns_store_options *options, struct ns_error *err)
+{
+    struct ns_tiles *t = &s->tiles;
+    t->tile_bytes = options->tile_bytes;
+    t->slot_bytes = ns_tiles_slot_bytes(&s->layout, options->tile_bytes);
+    size_t n = options->ring_bytes / t->slot_bytes;
+    n = n < TILES_MIN ? TILES_MIN : n > UINT32_MAX / 2 ? UINT32_MAX / 2 : n;
+    t->slot = ns_budget_take(s->budget, n * sizeof *t->slot, err);
+    if (!t->slot)
+        return NS_BUDGET;
+    for (; t->n_slots < n; t->n_slots++)
+        if (!(t->slot[t->n_slots].buffer = ns_budget_take_raw(s->budget, t->slot_bytes, NS_STORE_ALIGN, err)))
+            return NS_BUDGET;
+    return NS_OK;
+}
+
+void ns_tiles_fini(struct ns_store *s)
+{
+    struct ns_tiles *t = &s->tiles;
+    for (uint32_t i = 0; i < t->n_slots; i++)
+        ns_budget_give(s->budget, t->slot[i].buffer);
+    for (size_t i = 0; i < t->kept_capacity; i++)
+        ns_budget_give(&s->kept, t->kept[i].block);
+    ns_budget_give(s->budget, t->kept);
+    ns_budget_give(s->budget, t->slot);
+    *t = (struct ns_tiles){0};
+}
+
+static size_t row_bytes(const struct ns_tensor *t)
+{
+    return (size_t)(t->bytes / t->dim[0]);
+}
+
+uint32_t ns_store_tile_rows(const struct ns_store *store, const struct ns_tensor *tensor)
+{
+    size_t row = row_bytes(tensor);
+    size_t n = row > 0 ? store->tiles.tile_bytes / row : 1;
+    if (n < 1)
+        n = 1;
+    return n < tensor->dim[0] ? (uint32_t)n : (uint32_t)tensor->dim[0];
+}
+
+static uint64_t tile_offset(const struct ns_tile *tile)
+{
+    return tile->tensor->offset + (uint64_t)tile->first * row_bytes(tile->tensor);
+}
+
+static size_t tile_size(const struct ns_tile *tile)
+{
+    return row_bytes(tile->tensor) * tile->n;
+}
+
+/* ---- what stays ---- */
+
+/* The entry of a tile, or the empty place where it belongs. The table is never full. */
+static struct ns_kept_tile *kept_at(const struct ns_tiles *t, const struct ns_tensor *tensor, uint32_t first)
+{
+    uint64_t h = ((uint64_t)(uintptr_t)tensor / 16 + first) * 0x9E3779B97F4A7C15u;
+    for (size_t i = (size_t)(h >> 32);; i++) {
+        struct ns_kept_tile *k = &t->kept[i & (t->kept_capacity - 1)];
+        if (!k->tensor || (k->tensor == tensor && k->first == first))
+            return k;
+    }
+}
+
+static struct ns_kept_tile *find_kept(const struct ns_tiles *t, const struct ns_tile *tile)
+{
+    if (t->n_kept == 0)
+        return NULL;
+    struct ns_kept_tile *k = kept_at(t, tile->tensor, tile->first);
+    return k->tensor && k->n == tile->n ? k : NULL;
+}
+
+static enum ns_code grow_kept(struct ns_store *s, size_t more, struct ns_error *err)
+{
+    struct ns_tiles *t = &s->tiles;
+    size_t capacity = 64;
+    while (capacity < 2 * (t->n_kept + more))
+        capacity *= 2;
+    if (capacity <= t->kept_capacity)
+        return NS_OK;
+    struct ns_kept_tile *old = t->kept;
+    size_t old_capacity = t->kept_capacity;
+    struct ns_kept_tile *next = ns_budget_take(s->budget, capacity * sizeof *next, err);
+    if (!next)
+        return NS_BUDGET;
+    t->kept = next;
+    t->kept_capacity = capacity;
+    for (size_t i = 0; i < old_capacity; i++)
+        if (old[i].tensor)
+            *kept_at(t, old[i].tensor, old[i].first) = old[i];
+    ns_budget_give(s->budget, old);
+    return NS_OK;
+}
+
+/* Chooses, evenly over the list, tiles of about room bytes out of all of one class. Returns the bytes chosen. */
+static enum ns_code plan_class(struct ns_store *s, const struct ns_tile *list, size_t n, bool head, uint64_t room,
+                               uint64_t *chosen, struct ns_error *err)
+{
+    struct ns_tiles *t = &s->tiles;
+    uint64_t total = 0;
+    size_t count = 0;
+    *chosen = 0;
+    for (size_t i = 0; i < n; i++)
+        if ((list[i].layer == UINT32_MAX) == head) {
+            total += ns_window_room(tile_offset(&list[i]), tile_size(&list[i])) + NS_STORE_ALIGN;
+            count++;
+        }
+    if (count == 0 || room == 0)
+        return NS_OK;
+    enum ns_code rc = grow_kept(s, count, err);
+    if (rc != NS_OK)
+        return rc;
+    double share = room >= total ? 1.0 : (double)room / (double)total;
+    double passed = 0;
+    for (size_t i = 0; i < n; i++) {
+        if ((list[i].layer == UINT32_MAX) != head)
+            continue;
+        uint64_t bytes = ns_window_room(tile_offset(&list[i]), tile_size(&list[i])) + NS_STORE_ALIGN;
+        passed += share * (double)bytes;
+        if ((double)(*chosen + bytes) > passed + 0.5 || *chosen + bytes > room)
+            continue;
+        struct ns_kept_tile *k = kept_at(t, list[i].tensor, list[i].first);
+        if (k->tensor)
+            continue; /* listed twice */
+        *k = (struct ns_kept_tile){.tensor = list[i].tensor, .first = list[i].first, .n = list[i].n};
+        t->n_kept++;
+        *chosen += bytes;
+    }
+    return NS_OK;
+}
+
+/* The first wave shows what the list is: the trunk has the first claim, then the head, then the experts. */
+static enum ns_code plan_kept(struct ns_store *s, const struct ns_tile *list, size_t n, struct ns_error *err)
+{
+    struct ns_tiles *t = &s->tiles;
+    uint64_t chosen = 0;
+    enum ns_code rc = NS_OK;
+    if (!t->trunk_planned) {
+        rc = plan_class(s, list, n, false, s->resident_bytes, &chosen, err);
+        if (rc != NS_OK)
+            return rc;
+        uint64_t room = s->resident_bytes - chosen;
+        uint64_t head = s->layout.head_bytes;
+        head += head > 0 ? head / 64 + 2 * NS_STORE_ALIGN : 0; /* what windows add */
+        t->head_room = room < head ? room : head;
+        t->trunk_planned = true;
+        rc = ns_experts_plan(s, room - t->head_room, err);
+    }
+    if (rc == NS_OK && !t->head_planned && n > 0 && list[n - 1].layer == UINT32_MAX) {
+        rc = plan_class(s, list, n, true, t->head_room, &chosen, err);
+        t->head_planned = rc == NS_OK;
+    }
+    return rc;
+}
+
+/* ---- the stream ---- */
+
+static struct ns_tile_slot *free_slot(struct ns_tiles *t)
+{
+    for (uint32_t i = 0; i < t->n_slots; i++)
+        if (t->slot[i].state == TILE_FREE)
+            return &t->slot[i];
+    return NULL;
+}
+
+static void start_reads(struct ns_store *s)
+{
+    struct ns_tiles *t = &s->tiles;
+    for (; t->next_start < t->n_list; t->next_start++) {
+        const struct ns_tile *tile = &t->list[t->next_start];
+        struct ns_kept_tile *kept = find_kept(t, tile);
+        if (kept && kept->ready)
+            continue;
+        struct ns_tile_slot *slot = free_slot(t);
+        if (!slot)
+            return;
+        slot->window = ns_window_of(&s->layout, tile->tensor->shard, tile_offset(tile), tile_size(tile));
+        slot->keep = NULL;
+        uint8_t *into = slot->buffer;
+        assert(slot->window.n <= t->slot_bytes);
+        if (kept && !kept->block) /* a list that names a tile twice reads the second one plainly */
+            kept->block = ns_budget_take_raw(&s->kept, slot->window.n, NS_STORE_ALIGN, NULL);
+        else
+            kept = NULL;
+        if (kept && kept->block) {
+            slot->keep = kept;
+            into = kept->block;
+        }
+        slot->index = t->next_start;
+        slot->state = TILE_LOADING;
+        ns_window_start(&s->layout, &slot->window, s->pool, &slot->io, into);
+    }
+}
+
+enum ns_code ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile, size_t n_tiles,
+                                 struct ns_error *err)
+{
+    struct ns_tiles *t = &store->tiles;
+    assert(!t->list);
+    enum ns_code rc = plan_kept(store, tile, n_tiles, err);
+    if (rc != NS_OK)
+        return rc;
+    t->list = tile;
+    t->n_list = n_tiles;
+    t->next_start = 0;
+    t->next_acquire = 0;
+    ns_experts_next_wave(store);
+    start_reads(store);
+    return NS_OK;
+}
+
+static enum ns_code tile_failed(const struct ns_tile *tile, enum ns_code rc, struct ns_error *err)
+{
+    if (tile->layer == UINT32_MAX)
+        return ns_error_wrap(err, rc, "head: %s rows %" PRIu32 "-%" PRIu32, tile->tensor->name, tile->first,
+                             tile->first + tile->n - 1);
+    return ns_error_wrap(err, rc, "layer %" PRIu32 ": %s rows %" PRIu32 "-%" PRIu32, tile->layer, tile->tensor->name,
+                         tile->first, tile->first + tile->n - 1);
+}
+
+static void forget_block(struct ns_store *s, struct ns_tile_slot *slot)
+{
+    if (!slot->keep)
+        return;
+    ns_budget_give(&s->kept, slot->keep->block);
+    slot->keep->block = NULL;
+    slot->keep = NULL;
+}
+
+static enum ns_code acquire_slot(struct ns_store *s, struct ns_tile_slot *slot, const struct ns_tile *tile,
+                                 struct ns_tile_view *view, struct ns_error *err)
+{
+    uint64_t *bytes = tile->layer == UINT32_MAX ? &s->stats.head_bytes : &s->stats.trunk_bytes;
+    enum ns_code rc = ns_store_finish(s, &slot->window, &slot->io, bytes, err);
+    if (rc != NS_OK) {
+        forget_block(s, slot);
+        slot->state = TILE_FREE;
+        return tile_failed(tile, rc, err);
+    }
+    view->first = tile->first;
+    view->n = tile->n;
+    if (slot->keep) {
+        slot->keep->skip = slot->window.skip;
+        slot->keep->ready = true;
+        view->data = slot->keep->block + slot->window.skip;
+        view->slot = UINT32_MAX; /* it stays: nothing to give back but the io */
+        slot->keep = NULL;
+        slot->state = TILE_FREE;
+        start_reads(s);
+    } else {
+        view->data = slot->buffer + slot->window.skip;
+        view->slot = (uint32_t)(slot - s->tiles.slot);
+        slot->state = TILE_READY;
+    }
+    return NS_OK;
+}
+
+enum ns_code ns_store_tile_acquire(struct ns_store *store, struct ns_tile_view *view, struct ns_error *err)
+{
+    struct ns_tiles *t = &store->tiles;
+    assert(t->list && t->next_acquire < t->n_list);
+    size_t index = t->next_acquire;
+    const struct ns_tile *tile = &t->list[index];
+    start_reads(store);
+    for (uint32_t i = 0; i < t->n_slots; i++)
+        if (t->slot[i].state == TILE_LOADING && t->slot[i].index == index) {
+            t->next_acquire++;
+            return acquire_slot(store, &t->slot[i], tile, view, err);
+        }
+    struct ns_kept_tile *kept = find_kept(t, tile);
+    if (!kept || !kept->ready)
+        return tile_failed(tile, ns_error_set(err, NS_BUDGET, "all %" PRIu32 " tile slots are in use", t->n_slots),
+                           err);
+    t->next_acquire++;
+    store->stats.trunk_kept_bytes += tile_size(tile);
+    *view =
+        (struct ns_tile_view){.data = kept->block + kept->skip, .first = tile->first, .n = tile->n, .slot = UINT32_MAX};
+    return NS_OK;
+}
+
+void ns_store_tile_release(struct ns_store *store, struct ns_tile_view *view)
+{
+    struct ns_tiles *t = &store->tiles;
+    if (view->data && view->slot != UINT32_MAX) {
+        assert(view->slot < t->n_slots && t->slot[view->slot].state == TILE_READY);
+        t->slot[view->slot].state = TILE_FREE;
+        start_reads(store);
+    }
+    *view = (struct ns_tile_view){0};
+}
+
+void ns_tiles_end(struct ns_store *s)
+{
+    struct ns_tiles *t = &s->tiles;
+    /* first take out all that has not begun, then wait for the few that have */
+    for (uint32_t i = t->n_slots; i-- > 0;) {
+        struct ns_tile_slot *slot = &t->slot[i];
+        if (slot->state == TILE_LOADING) {
+            (void)ns_io_cancel(s->pool, &slot->io);
+            forget_block(s, slot);
+        }
+        slot->state = TILE_FREE;
+        slot->keep = NULL;
+    }
+    t->list = NULL;
+    t->n_list = 0;
+}
