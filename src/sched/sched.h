@@ -129,7 +129,7 @@ struct ns_sched_result {
 
 struct ns_sched_failure {
     uint32_t item;
-    uint64_t id;
+    uint64_t id, order;           /* order: of arrival */
     const struct ns_error *error; /* borrowed until the wave is closed */
 };
 
