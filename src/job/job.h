@@ -60,7 +60,7 @@ struct ns_input { /* a prompt or a choice: text, or ids */
 
 struct ns_request {
     struct ns_budget *budget;
-    struct ns_json *doc; /* owned; every span below is borrowed from it */
+    struct ns_json *doc; /* owned; every slice below is borrowed from it */
     enum ns_kind kind;
     struct ns_slice custom_id;      /* 1..512 bytes, not blank */
     struct ns_slice model;          /* n 0: the line names none */
@@ -240,6 +240,10 @@ NS_MUST_CHECK enum ns_code ns_result_ended(const struct ns_request *request, con
 /* From an error of the engine: NS_NONFINITE "non_finite", NS_CORRUPT "corrupt", others "internal"; status 500. */
 void ns_refusal_of_error(const struct ns_error *error, struct ns_refusal *out);
 void ns_result_fini(struct ns_result *result);
+
+/* content_sha256 of a stored response or error, computed again. NS_INPUT when it does not parse. */
+NS_MUST_CHECK enum ns_code ns_result_content_hash(const char *stored, struct ns_budget *budget, char hex[NS_SHA256_HEX],
+                                                  struct ns_error *err);
 
 /* One output line without its newline: {"id","custom_id","response":{"status_code","request_id","body":{..,"x_local"}},
  * "error"}. custom_id may be NULL (null). response or error: stored text, the other NULL. */

@@ -85,3 +85,34 @@ enum ns_code ns_result_text(const char *response, const char *error, struct ns_t
         return ns_error_set(err, NS_INPUT, "the result holds no text");
     return ns_text_ok(out) ? NS_OK : ns_error_set(err, NS_BUDGET, "no memory for a text of %zu bytes", n);
 }
+
+enum ns_code ns_result_content_hash(const char *stored, struct ns_budget *budget, char hex[NS_SHA256_HEX],
+                                    struct ns_error *err)
+{
+    struct ns_json *doc = NULL;
+    enum ns_code rc = ns_json_parse(stored, strlen(stored), &doc, err);
+    if (rc != NS_OK)
+        return rc;
+    struct ns_text bare;
+    struct ns_json_writer w;
+    ns_text_init(&bare, budget);
+    ns_json_begin(&w, &bare);
+    ns_json_open_object(&w);
+    for (void *it = ns_json_type(doc) == NS_JSON_OBJECT ? ns_json_first(doc) : NULL; it; it = ns_json_next(doc, it)) {
+        if (strcmp(ns_json_key(it), "id") == 0 || strcmp(ns_json_key(it), "created") == 0)
+            continue;
+        ns_json_put_key(&w, ns_json_key(it));
+        ns_json_put_value(&w, ns_json_value(it));
+    }
+    ns_json_close_object(&w);
+    if (ns_text_ok(&bare)) {
+        uint8_t sum[NS_SHA256_BYTES];
+        ns_sha256_of(bare.data, bare.n, sum);
+        ns_hex(sum, sizeof sum, hex);
+    } else {
+        rc = ns_error_set(err, NS_BUDGET, "no memory for %zu bytes of JSON", strlen(stored));
+    }
+    ns_text_fini(&bare);
+    ns_json_free(doc);
+    return rc;
+}

@@ -1,0 +1,288 @@
+/* export.c - results on their way out: streamed, paged, checked, and never over the input.
+ * Each page is a short read transaction, so that an export of a million lines does not pin the write-ahead log. Every
+ * line is read back by the JSON reader before it is written: a damaged row is skipped and counted, not passed on. */
+#include "queue/queue_impl.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define PAGE_ROWS 10000
+
+struct sink {         /* opened at its first line: a file without lines is not made */
+    const char *path; /* NULL: lines are only counted */
+    struct ns_out_file *file;
+};
+
+struct exporting {
+    struct ns_queue *q;
+    int64_t batch_id;
+    const struct ns_export_options *o;
+    struct ns_export_report *report;
+    struct sink output, errors;
+    struct ns_text line;
+    int64_t last_key, last_id;
+};
+
+/* ---- refusals ----------------------------------------------------------------------------------------------------------- */
+
+static enum ns_code refuse_same(const char *output, const char *other, const char *what, struct ns_error *err)
+{
+    if (!output || !other || strcmp(output, "-") == 0 || strcmp(other, "-") == 0)
+        return NS_OK;
+    if (strcmp(output, other) != 0 && !ns_path_same(output, other))
+        return NS_OK;
+    return ns_error_set(err, NS_CANTCREAT, "%s is %s (%s): nothing was written", output, what, other);
+}
+
+static enum ns_code check_targets(struct exporting *e, const char *input, struct ns_error *err)
+{
+    const struct ns_export_options *o = e->o;
+    const char *const targets[] = {o->output, o->errors};
+    enum ns_code rc = NS_OK;
+    for (size_t i = 0; rc == NS_OK && i < NS_COUNT(targets); i++) {
+        rc = refuse_same(targets[i], input, "the input of this batch", err);
+        if (rc == NS_OK)
+            rc = refuse_same(targets[i], e->q->path, "the queue itself", err);
+    }
+    if (rc == NS_OK && o->output && o->errors &&
+        (strcmp(o->output, o->errors) == 0 || ns_path_same(o->output, o->errors)))
+        rc =
+            ns_error_set(err, NS_USAGE, "results and errors cannot both go to %s; --merged writes one file", o->output);
+    return rc;
+}
+
+static enum ns_code check_batch(struct exporting *e, struct ns_error *err)
+{
+    sqlite3_stmt *stmt;
+    bool row = false;
+    int64_t open = 0;
+    enum ns_code rc = ns_sql_value(
+        e->q, &open, NULL, err, "SELECT COUNT(*) FROM requests WHERE batch_id = ? AND state IN ('queued', 'running')",
+        "i", e->batch_id);
+    if (rc == NS_OK)
+        rc = ns_sql_rows(e->q, &stmt, err, "SELECT public_id, input_name, status FROM batches WHERE id = ?", "i",
+                         e->batch_id);
+    if (rc == NS_OK)
+        rc = ns_sql_next(e->q, stmt, &row, err);
+    if (rc != NS_OK || !row)
+        return rc == NS_OK ? ns_error_set(err, NS_NOINPUT, "there is no batch %" PRId64, e->batch_id) : rc;
+    const char *status = ns_sql_text(stmt, 2);
+    if (status && strcmp(status, "validating") == 0)
+        rc = ns_error_set(err, NS_BUSY, "%s is still being submitted", ns_sql_text(stmt, 0));
+    else if (open > 0 && !e->o->partial)
+        rc = ns_error_set(err, NS_BUSY, "%s has %" PRId64 " unfinished requests; --partial exports what is there",
+                          ns_sql_text(stmt, 0), open);
+    else
+        rc = check_targets(e, ns_sql_text(stmt, 1), err);
+    ns_sql_end(stmt);
+    return rc;
+}
+
+/* ---- lines ---------------------------------------------------------------------------------------------------------------- */
+
+static enum ns_code write_line(struct sink *s, const struct ns_text *line, struct ns_error *err)
+{
+    enum ns_code rc = s->file ? NS_OK : ns_out_open(s->path, &s->file, err);
+    return rc == NS_OK ? ns_out_write(s->file, line->data, line->n, err) : rc;
+}
+
+static bool reads_back(const struct ns_text *line)
+{
+    struct ns_json *doc = NULL;
+    if (!ns_utf8_valid(line->data, line->n) || ns_json_parse(line->data, line->n, &doc, NULL) != NS_OK)
+        return false;
+    ns_json_free(doc);
+    return true;
+}
+
+/* Columns: key, id, custom_id, state, status_code, response, error, local. */
+static enum ns_code export_row(struct exporting *e, sqlite3_stmt *s, struct ns_error *err)
+{
+    const char *state = ns_sql_text(s, 3), *response = ns_sql_text(s, 5), *error = ns_sql_text(s, 6);
+    e->last_key = sqlite3_column_int64(s, 0);
+    e->last_id = sqlite3_column_int64(s, 1);
+    if (!response && !error) {
+        e->report->missing++;
+        return NS_OK;
+    }
+    bool is_done = state && strcmp(state, "done") == 0;
+    const char *custom_id = ns_sql_text(s, 2), *stored = response ? response : error;
+    ns_text_clear(&e->line);
+    bool sound = ns_utf8_valid(stored, strlen(stored)) && (!custom_id || ns_utf8_valid(custom_id, strlen(custom_id)));
+    if (sound)
+        ns_output_line(&e->line, e->last_id, custom_id, (int)sqlite3_column_int64(s, 4), response, error,
+                       ns_sql_text(s, 7));
+    if (!ns_text_ok(&e->line))
+        return ns_error_set(err, NS_BUDGET, "no memory for the result of request %" PRId64, e->last_id);
+    if (!sound || !reads_back(&e->line)) {
+        e->report->damaged++;
+        ns_log(NS_LOG_WARN, "request %" PRId64 ": the stored result is damaged and was left out", e->last_id);
+        return NS_OK;
+    }
+    ns_text_add(&e->line, "\n", 1);
+    if (!ns_text_ok(&e->line))
+        return ns_error_set(err, NS_BUDGET, "no memory for the result of request %" PRId64, e->last_id);
+    if (!is_done)
+        e->report->failures++;
+    struct sink *to = is_done || e->o->merged ? &e->output : &e->errors;
+    if (!to->path)
+        return NS_OK;
+    if (to == &e->output)
+        e->report->written++;
+    return write_line(to, &e->line, err);
+}
+
+#define EXPORT_COLUMNS "r.id, r.custom_id, r.state, x.status_code, x.response, x.error, x.local FROM requests r "
+
+static enum ns_code export_page(struct exporting *e, bool *more, struct ns_error *err)
+{
+    static const char by_input[] = "SELECT r.line_no, " EXPORT_COLUMNS
+                                   "LEFT JOIN results x ON x.request_id = r.id WHERE r.batch_id = ?1 AND r.line_no > ?2"
+                                   " AND ?3 >= 0 ORDER BY r.line_no LIMIT 10000";
+    static const char by_finish[] = "SELECT IFNULL(r.finished_at, 9223372036854775807), " EXPORT_COLUMNS
+                                    "LEFT JOIN results x ON x.request_id = r.id WHERE r.batch_id = ?1 AND"
+                                    " (IFNULL(r.finished_at, 9223372036854775807), r.id) > (?2, ?3)"
+                                    " ORDER BY 1, r.id LIMIT 10000";
+    sqlite3_stmt *stmt;
+    size_t n = 0;
+    enum ns_code rc = ns_sql_rows(e->q, &stmt, err, e->o->by_finish ? by_finish : by_input, "iii", e->batch_id,
+                                  e->last_key, e->last_id);
+    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
+        rc = ns_sql_next(e->q, stmt, &row, err);
+        if (rc != NS_OK || !row)
+            break;
+        n++;
+        rc = export_row(e, stmt, err);
+        if (rc != NS_OK)
+            ns_sql_end(stmt);
+    }
+    *more = n == PAGE_ROWS;
+    return rc;
+}
+
+/* A file that has no lines is not made; one that is there from before becomes empty, so that it does not lie. */
+static enum ns_code finish_sink(struct sink *s, struct ns_error *err)
+{
+    enum ns_code rc = NS_OK;
+    if (!s->file && s->path && strcmp(s->path, "-") != 0 && ns_path_exists(s->path))
+        rc = ns_out_open(s->path, &s->file, err);
+    if (rc == NS_OK && s->file)
+        rc = ns_out_commit(s->file, err);
+    s->file = NULL;
+    return rc;
+}
+
+enum ns_code ns_queue_export(struct ns_queue *queue, int64_t batch_id, const struct ns_export_options *options,
+                             struct ns_export_report *report, struct ns_error *err)
+{
+    *report = (struct ns_export_report){0};
+    struct exporting e = {.q = queue,
+                          .batch_id = batch_id,
+                          .o = options,
+                          .report = report,
+                          .output = {.path = options->output},
+                          .errors = {.path = options->errors}};
+    enum ns_code rc = check_batch(&e, err);
+    if (rc != NS_OK)
+        return rc;
+    ns_text_init(&e.line, queue->budget);
+    for (bool more = true; rc == NS_OK && more;)
+        rc = export_page(&e, &more, err);
+    ns_text_fini(&e.line);
+    if (rc == NS_OK)
+        rc = finish_sink(&e.errors, err);
+    if (rc == NS_OK)
+        rc = finish_sink(&e.output, err);
+    if (e.output.file)
+        ns_out_abort(e.output.file);
+    if (e.errors.file)
+        ns_out_abort(e.errors.file);
+    return rc;
+}
+
+/* ---- one result ------------------------------------------------------------------------------------------------------------- */
+
+enum ns_code ns_queue_get(struct ns_queue *queue, int64_t batch_id, const char *custom_id, bool json,
+                          struct ns_text *out, struct ns_error *err)
+{
+    sqlite3_stmt *stmt;
+    bool row = false;
+    enum ns_code rc = ns_sql_rows(queue, &stmt, err,
+                                  "SELECT r.id, r.state, x.status_code, x.response, x.error, x.local FROM requests r"
+                                  " LEFT JOIN results x ON x.request_id = r.id WHERE r.batch_id = ? AND r.custom_id = ?"
+                                  " ORDER BY r.refused, r.id LIMIT 1",
+                                  "it", batch_id, custom_id);
+    if (rc == NS_OK)
+        rc = ns_sql_next(queue, stmt, &row, err);
+    if (rc != NS_OK)
+        return rc;
+    if (!row)
+        return ns_error_set(err, NS_NOINPUT, "there is no request \"%.200s\" in this batch", custom_id);
+    const char *response = ns_sql_text(stmt, 3), *error = ns_sql_text(stmt, 4);
+    if (!response && !error)
+        rc = ns_error_set(err, NS_BUSY, "request \"%.200s\" is still %s", custom_id, ns_sql_text(stmt, 1));
+    else if (json)
+        ns_output_line(out, sqlite3_column_int64(stmt, 0), custom_id, (int)sqlite3_column_int64(stmt, 2), response,
+                       error, ns_sql_text(stmt, 5));
+    else
+        rc = ns_result_text(response, error, out, err);
+    ns_sql_end(stmt);
+    return rc == NS_OK && !ns_text_ok(out) ? ns_error_set(err, NS_BUDGET, "no memory for a result") : rc;
+}
+
+/* ---- reading an export ---------------------------------------------------------------------------------------------------------- */
+
+static void count_line(const struct ns_json *doc, struct ns_export_summary *s)
+{
+    const struct ns_json *response = ns_json_find(doc, "response"), *body = ns_json_find(response, "body");
+    int64_t status = 0, tokens = 0;
+    bool correct = false;
+    if (!ns_json_string(ns_json_find(doc, "custom_id"), &(const char *){NULL}, &(size_t){0}) ||
+        (ns_json_is_null(response) && ns_json_is_null(ns_json_find(doc, "error")))) {
+        s->damaged++;
+        return;
+    }
+    if (ns_json_type(body) == NS_JSON_OBJECT && ns_json_int(ns_json_find(response, "status_code"), &status) &&
+        status == 200)
+        s->succeeded++;
+    else
+        s->failed++;
+    if (ns_json_bool(ns_json_find(ns_json_find(body, "x_local"), "correct"), &correct) ||
+        ns_json_bool(ns_json_find(body, "correct"), &correct)) {
+        s->judged++;
+        s->correct += correct;
+    }
+    const struct ns_json *usage = ns_json_find(body, "usage");
+    if (ns_json_int(ns_json_find(usage, "prompt_tokens"), &tokens))
+        s->prompt_tokens += tokens;
+    if (ns_json_int(ns_json_find(usage, "completion_tokens"), &tokens))
+        s->completion_tokens += tokens;
+}
+
+enum ns_code ns_export_read_summary(const char *path, struct ns_budget *budget, struct ns_export_summary *out,
+                                    struct ns_error *err)
+{
+    struct ns_line_reader *lines = NULL;
+    *out = (struct ns_export_summary){0};
+    enum ns_code rc = ns_lines_open(path, NS_JOB_LINE_MAX, budget, &lines, err);
+    if (rc != NS_OK)
+        return rc;
+    for (;;) {
+        const char *line;
+        size_t n;
+        bool cut;
+        rc = ns_lines_next(lines, &line, &n, &cut, err);
+        if (rc != NS_OK || !line)
+            break;
+        struct ns_json *doc = NULL;
+        out->lines++;
+        if (cut || ns_json_parse(line, n, &doc, NULL) != NS_OK) {
+            out->damaged++;
+            continue;
+        }
+        count_line(doc, out);
+        ns_json_free(doc);
+    }
+    ns_lines_close(lines);
+    return rc;
+}
