@@ -121,6 +121,25 @@ void ns_store_stats_get(const struct ns_store *store, struct ns_store_stats *out
 /* NS_CORRUPT naming the file when a shard's size, time or inode is not what it was at open. */
 NS_MUST_CHECK enum ns_code ns_store_check_unchanged(struct ns_store *store, struct ns_error *err);
 
+/* ---- what the disk can do (diskbench.c) ------------------------------------------------------------------------------- */
+
+struct ns_disk_test {
+    bool experts;       /* scattered experts of the model; else blocks in file order */
+    size_t block_bytes; /* of a block */
+    unsigned depth;     /* reads in flight, 1 .. 64 */
+    uint64_t limit_ms;  /* no read begins later; each place in flight is used at least once */
+    bool no_direct;
+};
+
+struct ns_disk_rate {
+    uint64_t bytes, ns, reads;
+    bool direct; /* false: through the page cache, which may hold some of it already */
+};
+/* Reads the model's shards; writes nothing. Errors: NS_USAGE, NS_BUDGET, NS_IO. */
+NS_MUST_CHECK enum ns_code ns_disk_measure(const struct ns_config *config, const struct ns_shards *shards,
+                                           const struct ns_disk_test *test, struct ns_budget *budget,
+                                           struct ns_disk_rate *out, struct ns_error *err);
+
 /* ---- replay of recorded routing (trace_replay.c) ------------------------------------------------------------------------ */
 
 struct ns_trace {
