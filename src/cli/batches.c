@@ -121,3 +121,8 @@ void ns_request_json(struct ns_answer_json *a, const struct ns_request_info *r)
     else
         ns_json_put_bool(&a->w, r->correct != 0);
 }
+
+int ns_outcome_status(int64_t succeeded, int64_t failed)
+{
+    return failed == 0 ? 0 : succeeded > 0 ? 1 : 2;
+}

@@ -15,4 +15,7 @@ void ns_accuracy_json(struct ns_answer_json *answer, int64_t correct, int64_t ju
 /* JSON text that is stored; NULL: null. */
 void ns_answer_raw(struct ns_answer_json *answer, const char *key, const char *json);
 
+/* Exit status of a batch that ended. 0: all well; 1: some failed; 2: nothing succeeded and something failed. */
+int ns_outcome_status(int64_t succeeded, int64_t failed);
+
 #endif

@@ -59,17 +59,25 @@ static enum ns_code select_rows(struct ns_cli *cli, struct ns_queue *queue, size
     return rc;
 }
 
-static enum ns_code apply_all(struct ns_cli *cli, struct ns_queue *queue, ns_change_fn change, bool dry_run,
+/* What to do, to which operands. */
+struct task {
+    size_t first;
+    ns_change_fn change;
+    const void *arg;
+    const char *done;
+};
+
+static enum ns_code apply_all(struct ns_cli *cli, struct ns_queue *queue, const struct task *task, bool dry_run,
                               struct ns_change *total, struct ns_error *err)
 {
-    size_t n = cli->args.n_operands > 0 ? cli->args.n_operands : 1;
+    size_t end = cli->args.n_operands > task->first ? cli->args.n_operands : task->first + 1;
     memset(total, 0, sizeof *total);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = task->first; i < end; i++) {
         struct ns_selection which;
         struct ns_change one = {.dry_run = dry_run};
         enum ns_code rc = select_rows(cli, queue, i, &which, err);
         if (rc == NS_OK)
-            rc = change(queue, &which, &one, err);
+            rc = task->change(queue, &which, task->arg, &one, err);
         if (rc != NS_OK)
             return rc;
         total->changed += one.changed;
@@ -78,19 +86,21 @@ static enum ns_code apply_all(struct ns_cli *cli, struct ns_queue *queue, ns_cha
     return NS_OK;
 }
 
-enum ns_code ns_change_requests(struct ns_cli *cli, ns_change_fn change, const char *done, struct ns_error *err)
+enum ns_code ns_change_requests(struct ns_cli *cli, size_t first, ns_change_fn change, const void *arg,
+                                const char *done, struct ns_error *err)
 {
-    if (cli->args.n_operands == 0 && !ns_given(cli, NS_OPT_BATCH))
+    struct task task = {.first = first, .change = change, .arg = arg, .done = done};
+    if (cli->args.n_operands <= first && !ns_given(cli, NS_OPT_BATCH))
         return ns_error_set(err, NS_USAGE, "%s wants an id, or --batch", cli->verb->name);
     struct ns_queue *queue = NULL;
     struct ns_change total;
     enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_WRITE, &queue, err);
     if (rc == NS_OK)
-        rc = apply_all(cli, queue, change, true, &total, err); /* how many would it be? */
+        rc = apply_all(cli, queue, &task, true, &total, err); /* how many would it be? */
     if (rc == NS_OK && !ns_given(cli, NS_OPT_DRY_RUN)) {
         rc = confirm(cli, total.changed, done, err);
         if (rc == NS_OK)
-            rc = apply_all(cli, queue, change, false, &total, err);
+            rc = apply_all(cli, queue, &task, false, &total, err);
     }
     if (rc == NS_OK)
         rc = answer(cli, done, &total, err);
@@ -116,4 +126,42 @@ enum ns_code ns_change_holds(struct ns_cli *cli, bool held, struct ns_error *err
         rc = answer(cli, held ? "held" : "released", &total, err);
     ns_queue_close(queue);
     return rc;
+}
+
+enum ns_code ns_change_control(struct ns_cli *cli, enum ns_control_verb verb, const char *done, struct ns_error *err)
+{
+    struct ns_queue *queue = NULL;
+    enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_WRITE, &queue, err);
+    if (rc == NS_OK)
+        rc = ns_queue_set_control(queue, verb, cli->args.text[NS_OPT_REASON], err);
+    ns_queue_close(queue);
+    if (rc != NS_OK)
+        return rc;
+    if (!cli->json) {
+        ns_note(cli, "%s", done);
+        return NS_OK;
+    }
+    struct ns_answer_json a;
+    ns_answer_begin(&a, cli);
+    ns_answer_text(&a, "control", cli->verb->name);
+    ns_answer_text(&a, "reason", cli->args.text[NS_OPT_REASON]);
+    return ns_answer_end(&a, cli, err);
+}
+
+enum ns_code ns_priority_read(const char *word, int *out, struct ns_error *err)
+{
+    static const struct {
+        const char *word;
+        int priority;
+    } names[] = {{"high", 2}, {"normal", 5}, {"low", 8}};
+
+    for (size_t i = 0; i < NS_COUNT(names); i++)
+        if (strcmp(word, names[i].word) == 0) {
+            *out = names[i].priority;
+            return NS_OK;
+        }
+    if (word[0] < '0' || word[0] > '9' || word[1] != '\0')
+        return ns_error_set(err, NS_USAGE, "a priority is 0 to 9, high, normal or low, not \"%s\"", word);
+    *out = word[0] - '0';
+    return NS_OK;
 }

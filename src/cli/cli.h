@@ -56,6 +56,7 @@ enum ns_opt {
     NS_OPT_QUEUE,
     NS_OPT_FOLLOW,
     NS_OPT_REQUESTS,
+    NS_OPT_ANSWERS,
     NS_OPT_STATE,
     NS_OPT_BATCH,
     NS_OPT_LIMIT,
@@ -68,6 +69,7 @@ enum ns_opt {
     NS_OPT_SUMMARY,
     NS_OPT_RAW,
     NS_OPT_DEEP,
+    NS_OPT_REASON,
     NS_OPT_MAN,
     NS_OPT_COUNT
 };

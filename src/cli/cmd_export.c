@@ -5,17 +5,11 @@
 
 #include <string.h>
 
-/* 0: all well; 1: some failed; 2: nothing succeeded and something failed. */
-static int outcome_status(int64_t succeeded, int64_t failed)
-{
-    return failed == 0 ? 0 : succeeded > 0 ? 1 : 2;
-}
-
 static enum ns_code summarize(void *arg, const struct ns_batch_info *b, struct ns_error *err)
 {
     struct ns_cli *cli = arg;
     int64_t failed = b->failed + b->cancelled + b->expired;
-    cli->status = outcome_status(b->done, failed);
+    cli->status = ns_outcome_status(b->done, failed);
     if (cli->json) {
         struct ns_answer_json a;
         ns_answer_begin(&a, cli);
@@ -75,7 +69,7 @@ static enum ns_code write_files(struct ns_cli *cli, struct ns_queue *queue, int6
     if (report.damaged > 0)
         return ns_error_set(err, NS_CORRUPT, "%" PRId64 " stored results do not parse and were left out",
                             report.damaged);
-    cli->status = outcome_status(report.written, report.failures);
+    cli->status = ns_outcome_status(report.written, report.failures);
     return NS_OK;
 }
 

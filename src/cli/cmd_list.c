@@ -1,6 +1,7 @@
 /* cmd_list.c - list batches, or requests with -r. */
 #include "cli/commands.h"
 
+#include "cli/answers.h"
 #include "cli/batches.h"
 
 struct listing {
@@ -57,7 +58,6 @@ static enum ns_code add_batch(void *arg, const struct ns_batch_info *b, struct n
 
 static enum ns_code add_request(void *arg, const struct ns_request_info *r, struct ns_error *err)
 {
-    (void)err;
     struct listing *l = arg;
     if (ns_given(l->cli, NS_OPT_IDS)) {
         ns_say(l->cli, "#%" PRId64 "\n", r->id);
@@ -69,6 +69,8 @@ static enum ns_code add_request(void *arg, const struct ns_request_info *r, stru
         ns_json_close_object(&l->a.w);
         return NS_OK;
     }
+    if (ns_given(l->cli, NS_OPT_ANSWERS))
+        return ns_answer_row(l->cli, r, &l->table, err);
     ns_table_cell(&l->table, "#%" PRId64, r->id);
     ns_table_cell(&l->table, "%s", r->batch);
     ns_table_cell(&l->table, "%" PRId64, r->line_no);
@@ -94,12 +96,18 @@ static enum ns_code list_requests(struct listing *l, struct ns_queue *queue, str
     struct ns_selection which = {.state = l->cli->args.text[NS_OPT_STATE],
                                  .limit = (int64_t)l->cli->args.number[NS_OPT_LIMIT]};
     enum ns_code rc = NS_OK;
-    ns_table_init(&l->table, l->cli, NS_COUNT(titles), 1u << 2 | 1u << 6 | 1u << 7);
-    add_titles(&l->table, titles, NS_COUNT(titles));
+    bool answers = ns_given(l->cli, NS_OPT_ANSWERS);
+    if (answers) {
+        ns_table_init(&l->table, l->cli, NS_ANSWER_COLUMNS, 0);
+        ns_answer_titles(&l->table);
+    } else {
+        ns_table_init(&l->table, l->cli, NS_COUNT(titles), 1u << 2 | 1u << 6 | 1u << 7);
+        add_titles(&l->table, titles, NS_COUNT(titles));
+    }
     if (ns_given(l->cli, NS_OPT_BATCH))
         rc = ns_queue_find_batch(queue, l->cli->args.text[NS_OPT_BATCH], &which.batch_id, err);
     if (rc == NS_OK)
-        rc = ns_queue_each_request(queue, &which, false, add_request, l, err);
+        rc = ns_queue_each_request(queue, &which, answers, add_request, l, err);
     return rc;
 }
 
@@ -110,8 +118,8 @@ static enum ns_code list_batches(struct listing *l, struct ns_queue *queue, stru
     enum ns_code rc = NS_OK;
     ns_table_init(&l->table, l->cli, NS_COUNT(titles), 1u << 3 | 1u << 4 | 1u << 5 | 1u << 6);
     add_titles(&l->table, titles, NS_COUNT(titles));
-    if (ns_given(l->cli, NS_OPT_STATE))
-        return ns_error_set(err, NS_USAGE, "--state selects requests: add -r");
+    if (ns_given(l->cli, NS_OPT_STATE) || ns_given(l->cli, NS_OPT_ANSWERS))
+        return ns_error_set(err, NS_USAGE, "--state and --answers are about requests: add -r");
     if (ns_given(l->cli, NS_OPT_BATCH))
         rc = ns_queue_find_batch(queue, l->cli->args.text[NS_OPT_BATCH], &batch, err);
     if (rc == NS_OK && limit > 0) {

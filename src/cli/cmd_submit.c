@@ -1,25 +1,5 @@
 /* cmd_submit.c - check the requests of a file and queue them as one batch. */
-#include "cli/commands.h"
-
-#include <string.h>
-
-static enum ns_code read_priority(const char *word, int *out, struct ns_error *err)
-{
-    static const struct {
-        const char *word;
-        int priority;
-    } names[] = {{"high", 2}, {"normal", 5}, {"low", 8}};
-
-    for (size_t i = 0; i < NS_COUNT(names); i++)
-        if (strcmp(word, names[i].word) == 0) {
-            *out = names[i].priority;
-            return NS_OK;
-        }
-    if (word[0] < '0' || word[0] > '9' || word[1] != '\0')
-        return ns_error_set(err, NS_USAGE, "--priority wants 0 to 9, high, normal or low, not \"%s\"", word);
-    *out = word[0] - '0';
-    return NS_OK;
-}
+#include "cli/changes.h"
 
 static enum ns_code answer_json(struct ns_cli *cli, const struct ns_submit_report *report, struct ns_error *err)
 {
@@ -85,7 +65,7 @@ enum ns_code ns_cmd_submit(struct ns_cli *cli, struct ns_error *err)
     struct ns_submit_report report = {0};
     enum ns_code rc = NS_OK;
     if (ns_given(cli, NS_OPT_PRIORITY))
-        rc = read_priority(cli->args.text[NS_OPT_PRIORITY], &options.priority, err);
+        rc = ns_priority_read(cli->args.text[NS_OPT_PRIORITY], &options.priority, err);
     if (rc == NS_OK)
         rc = ns_cli_open_queue(cli, NS_QUEUE_WRITE, &queue, err);
     if (rc != NS_OK)

@@ -97,6 +97,17 @@ bool ns_host_pid_stopped(int64_t pid)
     return read_stat(pid, &state, &start) && (state == 'T' || state == 't');
 }
 
+enum ns_code ns_host_ask_to_stop(int64_t pid, struct ns_error *err)
+{
+    if (pid <= 1)
+        return ns_error_set(err, NS_INTERNAL, "process %" PRId64 " is not one to stop", pid);
+    char text[128];
+    if (kill((pid_t)pid, SIGTERM) != 0 && errno != ESRCH)
+        return ns_error_set(err, NS_IO, "asking process %" PRId64 " to stop: %s (errno %d)", pid,
+                            ns_sys_errno_text(errno, text, sizeof text), errno);
+    return NS_OK;
+}
+
 enum ns_code ns_host_kill(int64_t pid, int64_t start, uint64_t wait_ms, struct ns_error *err)
 {
     if (pid <= 1)

@@ -170,6 +170,8 @@ const char *ns_host_user(void);
 /* Start time of a process in clock ticks since boot, or -1 when there is none; with ns_host_pid it names a process. */
 int64_t ns_host_pid_start(int64_t pid);
 bool ns_host_pid_stopped(int64_t pid); /* stopped by a signal */
+/* Asks a process to end politely (TERM). One that is gone is fine. */
+NS_MUST_CHECK enum ns_code ns_host_ask_to_stop(int64_t pid, struct ns_error *err);
 /* Kills a verified process (pid, start) through a pid file descriptor and waits for its end. */
 NS_MUST_CHECK enum ns_code ns_host_kill(int64_t pid, int64_t start, uint64_t wait_ms, struct ns_error *err);
 bool ns_host_is_network_fs(const char *path, char name[32]); /* NFS, SMB, FUSE, Lustre, GPFS, 9p */
