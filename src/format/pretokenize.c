@@ -18,9 +18,6 @@
 
 #include <string.h>
 
-#define BLOCK_CHARACTERS 400000
-#define RUN_CHARACTERS   25000
-
 struct ns_splitter {
     pcre2_general_context *memory;
     pcre2_match_context *limits;
@@ -123,14 +120,14 @@ enum ns_code ns_splitter_run(const struct ns_splitter *s, const char *text, size
     return rc;
 }
 
-/* White space as the reference's language defines it: Unicode's, and the four separators U+001C to U+001F. */
-static bool is_space(uint32_t c)
+bool ns_char_is_space(uint32_t c)
 {
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-enum ns_code ns_text_cut(const char *text, size_t n, ns_part_fn each, void *arg, struct ns_error *err)
+enum ns_code ns_text_cut(const char *text, size_t n, size_t block_limit, size_t run_limit, ns_part_fn each, void *arg,
+                         struct ns_error *err)
 {
     size_t start = 0, block = 0, run = 0;
     bool space = false;
@@ -138,13 +135,13 @@ enum ns_code ns_text_cut(const char *text, size_t n, ns_part_fn each, void *arg,
         uint32_t c = 0;
         int k = ns_utf8_next((const uint8_t *)text + at, n - at, &c);
         size_t bytes = k > 0 ? (size_t)k : 1;
-        bool now = is_space(c), fresh = block == BLOCK_CHARACTERS;
+        bool now = ns_char_is_space(c), fresh = block == block_limit;
         if (fresh)
             block = run = 0;
         block++;
         run = run > 0 && now == space ? run + 1 : 1;
         space = now;
-        if (fresh || run > RUN_CHARACTERS) {
+        if (fresh || run > run_limit) {
             enum ns_code rc = each(arg, text + start, at - start, err);
             if (rc != NS_OK)
                 return rc;

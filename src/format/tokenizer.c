@@ -226,14 +226,15 @@ static enum ns_code with_valid_text(const struct ns_tokenizer *tok, const char *
                                     void *arg, struct ns_error *err)
 {
     if (ns_utf8_valid(text, n))
-        return ns_text_cut(text, n, each, arg, err);
+        return ns_text_cut(text, n, NS_BLOCK_CHARACTERS, NS_RUN_CHARACTERS, each, arg, err);
     struct ns_text valid;
     struct ns_decoder decoder = {0};
     ns_text_init(&valid, tok->budget);
     ns_decoder_add(&decoder, (const uint8_t *)text, n, &valid);
     ns_decoder_flush(&decoder, &valid);
-    enum ns_code rc = ns_text_ok(&valid) ? ns_text_cut(valid.data, valid.n, each, arg, err)
-                                         : ns_error_set(err, NS_BUDGET, "no memory for %zu bytes of text", n);
+    enum ns_code rc = ns_text_ok(&valid)
+                          ? ns_text_cut(valid.data, valid.n, NS_BLOCK_CHARACTERS, NS_RUN_CHARACTERS, each, arg, err)
+                          : ns_error_set(err, NS_BUDGET, "no memory for %zu bytes of text", n);
     ns_text_fini(&valid);
     return rc;
 }

@@ -56,8 +56,13 @@ NS_MUST_CHECK enum ns_code ns_bpe_encode(struct ns_bpe *bpe, const struct ns_tok
 typedef enum ns_code (*ns_part_fn)(void *arg, const char *part, size_t n, struct ns_error *err);
 NS_MUST_CHECK enum ns_code ns_splitter_open(struct ns_splitter **out, struct ns_budget *budget, struct ns_error *err);
 void ns_splitter_close(struct ns_splitter *splitter, struct ns_budget *budget);
-/* The length cuts that come before everything else: blocks, then runs. text is valid UTF-8. */
-NS_MUST_CHECK enum ns_code ns_text_cut(const char *text, size_t n, ns_part_fn each, void *arg, struct ns_error *err);
+/* White space as the reference's language defines it: Unicode's, and the four separators U+001C to U+001F. */
+bool ns_char_is_space(uint32_t code_point);
+/* The length cuts that come before everything else: blocks, then runs of one kind. text is valid UTF-8. */
+#define NS_BLOCK_CHARACTERS 400000
+#define NS_RUN_CHARACTERS   25000
+NS_MUST_CHECK enum ns_code ns_text_cut(const char *text, size_t n, size_t block_limit, size_t run_limit,
+                                       ns_part_fn each, void *arg, struct ns_error *err);
 /* The pieces of one cut. text is valid UTF-8. */
 NS_MUST_CHECK enum ns_code ns_splitter_run(const struct ns_splitter *splitter, const char *text, size_t n,
                                            ns_part_fn each, void *arg, struct ns_error *err);
