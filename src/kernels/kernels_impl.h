@@ -102,6 +102,8 @@ size_t ns_weight_row_bytes(enum ns_weight_type type, size_t cols); /* without sc
 
 /* reference forms in the table (one file each) */
 extern const struct ns_gemm_ops ns_gemm_ref;
+extern const struct ns_gemm_ops ns_gemm_wide_avx512, ns_gemm_mxfp4_avx512, ns_gemm_avx2,
+    ns_gemm_neon; /* wide: bf16 and f32 */
 extern const ns_rows_fn ns_rows_ref[];
 void ns_short_conv_ref(float *y, size_t ld_y, const float *x, size_t ld_x, const float *w, size_t n_taps,
                        const float *history, size_t ld_h, size_t n, size_t n_ch);

@@ -1,0 +1,20 @@
+/* table_neon.c - the NEON table: the lane recipes in NEON words, and its own products. */
+#include "kernels/lanes_neon_impl.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/vmath_lanes.inc"
+#include "kernels/rows_lanes.inc"
+#include "kernels/kda_lanes.inc"
+#include "kernels/attend_lanes.inc"
+
+const struct ns_kernel_table ns_table_neon = {
+    .gemm = {&ns_gemm_neon, &ns_gemm_neon, &ns_gemm_neon},
+    .row = rows_lanes,
+    .short_conv = lanes_short_conv,
+    .kda_run = lanes_kda_run,
+    .attend_scratch = lanes_attend_scratch,
+    .attend = lanes_attend,
+    .head_block = lanes_head_block,
+};
