@@ -480,12 +480,12 @@ static void attend_case(size_t d_key, size_t positions)
     enum data class = draw() % 2 ? ORDINARY : draw() % DATA_CLASSES;
     size_t n_q = between(1, 30), d_value = between(1, d_key), ld_q = d_key + between(0, 3),
            ld_out = d_value + between(0, 3);
-    struct ns_span span[8];
+    struct ns_key_run span[8];
     size_t n_spans = 0;
     for (size_t at = 0; at < positions; n_spans++) { /* cut anywhere, empty runs included */
         size_t n = n_spans == 7 ? positions - at : draw() % 9 == 0 ? 0 : between(1, positions - at);
         size_t ld = d_key + between(0, 4);
-        span[n_spans] = (struct ns_span){floats(class, n * ld), ld, n};
+        span[n_spans] = (struct ns_key_run){floats(class, n * ld), ld, n};
         at += n;
     }
     float *q = floats(class, n_q * ld_q), *want = output(n_q * ld_out), *got = output(n_q * ld_out);
