@@ -23,6 +23,7 @@ struct ns_engine_options {
     uint32_t context;         /* longest sequence; 0: config advice or 131072, whichever is less */
     uint32_t layers;          /* diagnosis: only the first layers; 0: all */
     uint32_t block_positions; /* latent pages; 0: default */
+    uint32_t head_group;      /* attention heads worked on together; 0: default */
     struct ns_store_options store;
 };
 
@@ -38,6 +39,60 @@ uint32_t ns_engine_rows_max(const struct ns_engine *engine);
 uint32_t ns_engine_context(const struct ns_engine *engine);
 struct ns_store *ns_engine_store(struct ns_engine *engine);
 const struct ns_kernels *ns_engine_kernels(const struct ns_engine *engine);
+
+/* ---- the plan (plan.c): how the memory is divided, and what a wave moves ----------------------------------------------------- */
+
+enum ns_share {
+    NS_SHARE_MODEL,
+    NS_SHARE_TILES,
+    NS_SHARE_EXPERTS,
+    NS_SHARE_ROWS,
+    NS_SHARE_STATES,
+    NS_SHARE_RESIDENT,
+    NS_SHARE_SLACK,
+    NS_SHARES
+};
+
+const char *ns_share_name(enum ns_share share); /* "model", "tiles", "experts", "rows", "states", "resident", "slack" */
+
+struct ns_plan {
+    size_t budget_bytes;     /* the ceiling that was divided */
+    size_t used_bytes;       /* taken before (config, index of tensors) */
+    size_t share[NS_SHARES]; /* sums to at most budget_bytes - used_bytes */
+    size_t floor_bytes;      /* the smallest budget that works, at waves of floor_rows */
+    uint32_t floor_rows;
+    uint32_t rows_max, context, layers, block_positions;
+    size_t row_bytes;      /* of a row in the largest wave, rounded up */
+    size_t seq_bytes;      /* a kept sequence, without its positions */
+    size_t position_bytes; /* and per position */
+    size_t expert_bytes;   /* one expert */
+    uint32_t n_moe_layers, n_experts, top_k;
+    uint64_t trunk_bytes, head_bytes, embed_row_bytes, expert_total_bytes;
+    struct ns_store_options store; /* what the store is opened with */
+};
+
+/* Multiply-adds per row, from the shapes: everything but experts, attention over the context and the head; experts;
+ * the head (per row that is asked about); attention per (row, cached position). */
+struct ns_work {
+    uint64_t trunk, experts, head, attend;
+};
+
+/* What one wave moves and computes. distinct: experts per layer that its rows choose (0: the pessimistic union of
+ * independent uniform choices). */
+struct ns_forecast {
+    uint64_t trunk_bytes, head_bytes, embed_bytes, expert_bytes, kept_bytes; /* kept: not read, because resident */
+    uint64_t experts_distinct;                                               /* over all layers */
+    double multiply_adds;
+};
+/* The plan without opening the store: reads config and index only. Errors as ns_engine_open; NS_BUDGET fills *out's
+ * floor and shares all the same. */
+NS_MUST_CHECK enum ns_code ns_plan_read(const char *dir, const struct ns_engine_options *options,
+                                        struct ns_budget *budget, struct ns_plan *out, struct ns_work *work,
+                                        struct ns_error *err);
+const struct ns_plan *ns_engine_plan(const struct ns_engine *engine);
+void ns_engine_work(const struct ns_engine *engine, struct ns_work *out);
+void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, uint32_t rows, uint32_t head_rows,
+                      double distinct, double mean_context, struct ns_forecast *out);
 
 /* ---- sequences ------------------------------------------------------------------------------------------------------------------ */
 
@@ -85,9 +140,10 @@ struct ns_wave_desc {
     size_t n_asks;
 };
 
-/* What a test, a routing record or a logit lens may look at. Called on the driving thread.
- * name: "embed", "residual", "attn_in", "attn_out", "ffn_in", "ffn_out", "routed" (ids as floats? no: see ids), "final",
- * "logits". row: index over all rows of the wave in segment order. For "routed" v holds weights and ids the experts. */
+/* What a test, a routing record or a logit lens may look at. Called on the driving thread; name: "embed", "residual"
+ * (after the layer), "attn_in", "attn_out", "ffn_in", "ffn_out", "routed", "final" and "logits" (rows asked about, layer
+ * is the number of layers). row: index over all rows of the wave in segment order. For "routed" v holds the n weights and
+ * ids the n experts, ascending; ids is NULL otherwise. */
 struct ns_probe {
     void (*row)(void *arg, uint32_t layer, const char *name, uint32_t row, const float *v, const uint32_t *ids,
                 size_t n);
@@ -113,7 +169,7 @@ uint32_t ns_wave_next_layer(const struct ns_wave *wave);
 /* After done: one answer per ask, in order. */
 const struct ns_answer *ns_wave_answers(const struct ns_wave *wave);
 /* NULL, or why the rows of this segment (and of those that start from it) failed: NS_NONFINITE or NS_CORRUPT with
- * layer, position and expert. */
+ * layer, position and expert. Valid until the next call. */
 const struct ns_error *ns_wave_fault(const struct ns_wave *wave, size_t segment);
 void ns_wave_stats_get(const struct ns_wave *wave, struct ns_wave_stats *out);
 /* Before done: abandons it, as after an error. NULL is fine. */

@@ -1,0 +1,154 @@
+/* engine.c - one loaded model: everything that is opened once.
+ *
+ * Opening reads config, index and census (ns_engine_prepare, shared with the plan that opens nothing else), divides the
+ * memory, then opens the store and binds the model. Closing takes every half-built state. */
+#include "engine/engine_impl.h"
+
+static unsigned threads_of(const struct ns_engine_options *o)
+{
+    unsigned n = o->n_threads ? o->n_threads : ns_cpu_physical();
+    return n ? n : 1;
+}
+
+enum ns_code ns_engine_prepare(struct ns_engine *e, const char *dir, struct ns_error *err)
+{
+    enum ns_code rc = ns_config_read(dir, e->budget, &e->config, err);
+    if (rc == NS_OK)
+        rc = ns_shards_open(dir, e->budget, &e->shards, err);
+    if (rc == NS_OK)
+        rc = ns_census_check(&e->config, e->shards, err);
+    if (rc != NS_OK)
+        return rc;
+    e->kernels = ns_kernels_select(e->options.cpu, threads_of(&e->options));
+    struct ns_model_options mo = {.n_layers = e->options.layers,
+                                  .head_group = e->options.head_group,
+                                  .n_threads = e->kernels.n_threads,
+                                  .tile_bytes = e->options.store.tile_bytes ? e->options.store.tile_bytes : 1u << 20};
+    struct ns_model *shape = NULL;
+    rc = ns_model_open(&e->config, e->shards, NULL, &mo, e->budget, &shape, err);
+    if (rc != NS_OK)
+        return rc;
+    rc = ns_plan_make(shape, &e->kernels, &e->options, e->budget, &e->plan, err);
+    struct ns_model_work work;
+    ns_model_work_get(shape, &work);
+    e->work = (struct ns_work){work.trunk, work.experts, work.head, work.attend};
+    e->n_kda = ns_model_kda_layers(shape);
+    e->n_mla = ns_model_mla_layers(shape);
+    ns_model_close(shape);
+    e->kda_layer_floats = e->config.kda_heads * ns_kda_head_floats(&e->config);
+    e->key_floats = ns_mla_key_floats(&e->config);
+    e->block = e->plan.block_positions;
+    return rc;
+}
+
+static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_error *err)
+{
+    enum ns_code rc = ns_fingerprint(dir, e->shards, e->budget, e->fingerprint, e->tokenizer_fingerprint, err);
+    if (rc == NS_OK)
+        rc = ns_budget_share(&e->rows_share, e->budget, "rows", e->plan.share[NS_SHARE_ROWS], err);
+    if (rc == NS_OK)
+        rc = ns_budget_share(&e->state_share, e->budget, "states", e->plan.share[NS_SHARE_STATES], err);
+    if (rc == NS_OK)
+        rc = ns_store_open(&e->config, e->shards, &e->plan.store, e->budget, &e->store, err);
+    if (rc != NS_OK)
+        return rc;
+    struct ns_model_options mo = {
+        .n_layers = e->options.layers, .head_group = e->options.head_group, .n_threads = e->kernels.n_threads};
+    return ns_model_open(&e->config, e->shards, e->store, &mo, e->budget, &e->model, err);
+}
+
+enum ns_code ns_engine_open(const char *dir, const struct ns_engine_options *options, struct ns_budget *budget,
+                            struct ns_engine **out, struct ns_error *err)
+{
+    struct ns_engine *e = (struct ns_engine *)ns_budget_take(budget, sizeof *e, err);
+    if (!e)
+        return NS_BUDGET;
+    e->budget = budget;
+    e->options = *options;
+    enum ns_code rc = ns_engine_prepare(e, dir, err);
+    if (rc == NS_OK)
+        rc = open_parts(e, dir, err);
+    if (rc != NS_OK) {
+        ns_engine_close(e);
+        return ns_error_wrap(err, rc, "model %s", dir);
+    }
+    *out = e;
+    return NS_OK;
+}
+
+void ns_engine_close(struct ns_engine *e)
+{
+    if (!e)
+        return;
+    ns_model_close(e->model);
+    ns_store_close(e->store);
+    if (e->rows_share.parent)
+        ns_budget_fini(&e->rows_share);
+    if (e->state_share.parent)
+        ns_budget_fini(&e->state_share);
+    ns_shards_close(e->shards);
+    ns_config_fini(&e->config);
+    ns_budget_give(e->budget, e);
+}
+
+enum ns_code ns_plan_read(const char *dir, const struct ns_engine_options *options, struct ns_budget *budget,
+                          struct ns_plan *out, struct ns_work *work, struct ns_error *err)
+{
+    struct ns_engine *e = (struct ns_engine *)ns_budget_take(budget, sizeof *e, err);
+    if (!e)
+        return NS_BUDGET;
+    e->budget = budget;
+    e->options = *options;
+    enum ns_code rc = ns_engine_prepare(e, dir, err);
+    if (rc == NS_OK || rc == NS_BUDGET) {
+        *out = e->plan;
+        *work = e->work;
+    }
+    ns_engine_close(e);
+    return rc == NS_OK ? rc : ns_error_wrap(err, rc, "model %s", dir);
+}
+
+const struct ns_config *ns_engine_config(const struct ns_engine *engine)
+{
+    return &engine->config;
+}
+
+const char *ns_engine_fingerprint(const struct ns_engine *engine)
+{
+    return engine->fingerprint;
+}
+
+const char *ns_engine_tokenizer_fingerprint(const struct ns_engine *engine)
+{
+    return engine->tokenizer_fingerprint;
+}
+
+uint32_t ns_engine_rows_max(const struct ns_engine *engine)
+{
+    return engine->plan.rows_max;
+}
+
+uint32_t ns_engine_context(const struct ns_engine *engine)
+{
+    return engine->plan.context;
+}
+
+struct ns_store *ns_engine_store(struct ns_engine *engine)
+{
+    return engine->store;
+}
+
+const struct ns_kernels *ns_engine_kernels(const struct ns_engine *engine)
+{
+    return &engine->kernels;
+}
+
+const struct ns_plan *ns_engine_plan(const struct ns_engine *engine)
+{
+    return &engine->plan;
+}
+
+void ns_engine_work(const struct ns_engine *engine, struct ns_work *out)
+{
+    *out = engine->work;
+}

@@ -1,0 +1,163 @@
+/* engine_impl.h - private to engine/: the handle, sequences, and the wave's inner parts. */
+#ifndef NS_ENGINE_IMPL_H
+#define NS_ENGINE_IMPL_H
+
+#include "engine/engine.h"
+#include "model/model.h"
+
+struct ns_engine {
+    struct ns_budget *budget;
+    struct ns_engine_options options;
+    struct ns_config config;
+    struct ns_shards *shards;
+    struct ns_store *store;
+    struct ns_model *model;
+    struct ns_kernels kernels;
+    char fingerprint[NS_SHA256_HEX], tokenizer_fingerprint[NS_SHA256_HEX];
+    struct ns_plan plan;
+    struct ns_work work;
+    struct ns_budget rows_share, state_share; /* limit 0 until opened */
+    struct ns_wave *wave;                     /* the one in progress, or NULL */
+    size_t kda_layer_floats, key_floats;      /* one layer's recurrent state; one cached position */
+    uint32_t n_kda, n_mla, block;             /* block: positions of a page */
+};
+
+/* ---- seqstate.c ------------------------------------------------------------------------------------------------------------------ */
+
+/* block positions of all full attention layers: [n_mla][block][key]. Full pages are shared by reference and never
+ * written again; the last, unfull page of a sequence is its own. */
+struct ns_page {
+    uint32_t n_refs; /* tables that name it */
+    float *data;
+};
+
+struct ns_seq {
+    struct ns_engine *engine;
+    uint32_t n_positions;
+    float *kda; /* [n_kda][kda_heads][head floats]; NULL while nothing was written */
+    struct ns_page **page;
+    uint32_t n_pages, page_capacity;
+    uint32_t n_from, n_into; /* uses in the wave that is being checked */
+    uint32_t home;           /* index among the homes of the wave in progress */
+};
+
+struct ns_page *ns_page_open(struct ns_engine *engine, struct ns_error *err); /* no reference yet */
+void ns_page_drop(struct ns_engine *engine, struct ns_page *page);            /* frees one without references */
+void ns_page_release(struct ns_engine *engine, struct ns_page *page);         /* one reference less */
+size_t ns_page_bytes(const struct ns_engine *engine);
+float *ns_page_layer(const struct ns_engine *engine, const struct ns_page *page, uint32_t mla_index);
+NS_MUST_CHECK enum ns_code ns_seq_reserve(struct ns_seq *seq, uint32_t n_pages, struct ns_error *err);
+void ns_seq_reset(struct ns_seq *seq); /* back to 0 positions; memory is given back */
+float *ns_seq_kda_layer(const struct ns_seq *seq, uint32_t kda_index);
+
+/* ---- lineage.c: who descends from whom, and what that means for states and caches ---------------------------------------------- */
+
+struct ns_seg {
+    uint32_t row, n, start; /* first row, rows, position of the first row */
+    uint32_t root;
+    uint32_t first_page, n_new_pages; /* pages completed by it, in lineage->page */
+    uint32_t first_span, n_spans, n_from_spans;
+    struct ns_page *tail; /* last, unfull page of into */
+    bool needs_pages;     /* it, or a descendant, ends in a kept sequence */
+};
+
+struct ns_span_source {
+    const struct ns_page *page; /* NULL: rows of the wave */
+    uint32_t row, n;
+};
+
+struct ns_fill {
+    struct ns_page *page;
+    uint32_t segment, begin, end; /* positions to copy into it */
+};
+
+struct ns_lineage {
+    struct ns_engine *engine;
+    const struct ns_segment *segment;
+    size_t n_segments, n_rows;
+    struct ns_seg *seg;
+    uint32_t *n_visible; /* [n_rows] */
+    /* recurrent layers */
+    struct ns_kda_step *step;
+    struct ns_kda_tree *tree;
+    size_t n_trees;
+    uint32_t n_slots;
+    struct ns_seq **home;
+    float **home_state; /* of the layer at work */
+    uint32_t n_homes;
+    /* full attention */
+    struct ns_mla_block *block;
+    size_t n_blocks;
+    uint32_t n_block_rows, n_positions;
+    struct ns_span_source *source;
+    struct ns_key_run *span; /* of the layer at work */
+    size_t n_spans;
+    struct ns_page **page; /* new (or, for the tail of a sequence that goes on, its own) pages */
+    uint32_t n_pages;
+    struct ns_fill *fill;
+    size_t n_fills;
+    bool written; /* set when the first layer runs: from then on the sequences are not what they were */
+};
+
+/* Checks the segments (NS_INPUT) and makes room for what into needs. On error nothing is left behind. */
+NS_MUST_CHECK enum ns_code ns_lineage_open(struct ns_engine *engine, const struct ns_segment *segment, size_t n,
+                                           struct ns_lineage *lineage, struct ns_error *err);
+void ns_lineage_kda(struct ns_lineage *lineage, uint32_t kda_index, struct ns_kda_work *work);
+void ns_lineage_mla(struct ns_lineage *lineage, uint32_t mla_index, float *latent, struct ns_mla_work *work);
+/* Copies the rows of this layer into the pages of kept sequences. */
+void ns_lineage_store(struct ns_lineage *lineage, uint32_t mla_index, const float *latent);
+/* The wave is complete: into of segment i moves to its new end when ok[i], and is reset otherwise. Cannot fail. */
+void ns_lineage_commit(struct ns_lineage *lineage, const bool *ok);
+/* Frees. Without a commit every into is reset that was written to, or holds nothing. */
+void ns_lineage_close(struct ns_lineage *lineage);
+
+/* ---- ask.c: which rows have logits, and what is answered --------------------------------------------------------------------------- */
+
+struct ns_asks {
+    const struct ns_ask *ask;
+    size_t n_asks, n_rows, n_targets;
+    uint32_t *row;       /* [n_rows] ascending */
+    uint32_t *head_of;   /* [n_asks] index into row */
+    uint32_t *target_of; /* [n_asks] index into target, or UINT32_MAX */
+    struct ns_head_row *head;
+    struct ns_head_result *result;
+    struct ns_head_target *target;
+    struct ns_answer *answer;
+};
+NS_MUST_CHECK enum ns_code ns_asks_open(struct ns_engine *engine, const struct ns_ask *ask, size_t n,
+                                        const struct ns_lineage *lineage, struct ns_asks *asks, struct ns_error *err);
+/* fault [n_segments]: true for failed ones. */
+void ns_asks_answer(struct ns_asks *asks, const bool *failed);
+void ns_asks_close(struct ns_engine *engine, struct ns_asks *asks);
+
+/* ---- rows.c: the memory of a wave --------------------------------------------------------------------------------------------------- */
+
+struct ns_rows {
+    struct ns_arena arena;
+    float *latent; /* [n_rows][key floats] */
+    uint8_t *dead;
+};
+
+/* The arena for a pass of this shape, with the latent rows and the dead flags in front. */
+size_t ns_rows_bytes(const struct ns_pass *shape);
+NS_MUST_CHECK enum ns_code ns_rows_open(struct ns_engine *engine, const struct ns_pass *shape, struct ns_rows *rows,
+                                        struct ns_error *err);
+void ns_rows_close(struct ns_engine *engine, struct ns_rows *rows);
+
+/* ---- plan.c ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* Divides what the budget has left. shape: the model without a store; *out must be all zero. NS_BUDGET fills floor and
+ * used_bytes all the same. */
+NS_MUST_CHECK enum ns_code ns_plan_make(const struct ns_model *shape, const struct ns_kernels *kernels,
+                                        const struct ns_engine_options *options, const struct ns_budget *budget,
+                                        struct ns_plan *out, struct ns_error *err);
+/* Config, index and census of a directory; what ns_plan_read and ns_engine_open share. Fills engine->config, shards,
+ * kernels and plan; on error the caller closes the engine. */
+NS_MUST_CHECK enum ns_code ns_engine_prepare(struct ns_engine *engine, const char *dir, struct ns_error *err);
+/* Most slots that a wave of n segments can ask for; rows of a query block when n positions are visible; the longest
+ * context with full blocks. */
+uint32_t ns_lineage_max_slots(size_t n_segments);
+uint32_t ns_lineage_query_rows(uint32_t n_positions);
+uint32_t ns_lineage_short_context(void);
+
+#endif

@@ -1,0 +1,124 @@
+/* seqstate.c - what is kept of a sequence between waves.
+ *
+ * WHAT   The recurrent state of every KDA layer (constant size) and the latent cache of every full attention layer (one
+ *        row a position) in pages of a fixed number of positions, all such layers in one page.
+ * WHY    Pages are what makes forks cheap: sequences with a common prefix name the same full pages. A page is written
+ *        only while it is the unfull tail of one sequence, so sharing needs no copying on write.
+ * INVARIANTS
+ *   1. n_refs of a page is the number of tables that name it.                    (seqstate_test: forks_share_pages)
+ *   2. A sequence of 0 positions holds no memory.                                 (seqstate_test: reset_gives_back)
+ *   3. What a sequence was is not seen by the next in its memory.                 (wave_test: reused_state_is_clean)
+ * Everything is charged to the engine's share for states. */
+#include "engine/engine_impl.h"
+
+#include <assert.h>
+
+size_t ns_page_bytes(const struct ns_engine *engine)
+{
+    return (size_t)engine->n_mla * engine->block * engine->key_floats * sizeof(float);
+}
+
+struct ns_page *ns_page_open(struct ns_engine *engine, struct ns_error *err)
+{
+    struct ns_page *page = (struct ns_page *)ns_budget_take(&engine->state_share, sizeof *page, err);
+    if (!page)
+        return NULL;
+    page->data = (float *)ns_budget_take_raw(&engine->state_share, ns_page_bytes(engine), 64, err);
+    if (!page->data) {
+        ns_budget_give(&engine->state_share, page);
+        return NULL;
+    }
+    return page;
+}
+
+void ns_page_drop(struct ns_engine *engine, struct ns_page *page)
+{
+    assert(page->n_refs == 0);
+    ns_budget_give(&engine->state_share, page->data);
+    ns_budget_give(&engine->state_share, page);
+}
+
+void ns_page_release(struct ns_engine *engine, struct ns_page *page)
+{
+    assert(page->n_refs > 0);
+    if (--page->n_refs == 0)
+        ns_page_drop(engine, page);
+}
+
+float *ns_page_layer(const struct ns_engine *engine, const struct ns_page *page, uint32_t mla_index)
+{
+    return page->data + (size_t)mla_index * engine->block * engine->key_floats;
+}
+
+enum ns_code ns_seq_open(struct ns_engine *engine, struct ns_seq **out, struct ns_error *err)
+{
+    struct ns_seq *seq = (struct ns_seq *)ns_budget_take(&engine->state_share, sizeof *seq, err);
+    if (!seq)
+        return NS_BUDGET;
+    seq->engine = engine;
+    *out = seq;
+    return NS_OK;
+}
+
+void ns_seq_reset(struct ns_seq *seq)
+{
+    struct ns_engine *engine = seq->engine;
+    for (uint32_t i = 0; i < seq->n_pages; i++)
+        ns_page_release(engine, seq->page[i]);
+    ns_budget_give(&engine->state_share, seq->page);
+    ns_budget_give(&engine->state_share, seq->kda);
+    seq->page = NULL;
+    seq->kda = NULL;
+    seq->n_pages = seq->page_capacity = seq->n_positions = 0;
+}
+
+void ns_seq_close(struct ns_seq *seq)
+{
+    if (!seq)
+        return;
+    struct ns_engine *engine = seq->engine;
+    ns_seq_reset(seq);
+    ns_budget_give(&engine->state_share, seq);
+}
+
+uint32_t ns_seq_positions(const struct ns_seq *seq)
+{
+    return seq->n_positions;
+}
+
+enum ns_code ns_seq_reserve(struct ns_seq *seq, uint32_t n_pages, struct ns_error *err)
+{
+    struct ns_engine *engine = seq->engine;
+    if (!seq->kda && engine->n_kda) {
+        size_t bytes = engine->n_kda * engine->kda_layer_floats * sizeof(float);
+        seq->kda = (float *)ns_budget_take_raw(&engine->state_share, bytes, 64, err);
+        if (!seq->kda)
+            return NS_BUDGET;
+    }
+    if (n_pages <= seq->page_capacity)
+        return NS_OK;
+    struct ns_page **page =
+        (struct ns_page **)ns_budget_resize(&engine->state_share, seq->page, n_pages * sizeof(struct ns_page *), err);
+    if (!page)
+        return NS_BUDGET;
+    seq->page = page;
+    seq->page_capacity = n_pages;
+    return NS_OK;
+}
+
+float *ns_seq_kda_layer(const struct ns_seq *seq, uint32_t kda_index)
+{
+    return seq->kda + kda_index * seq->engine->kda_layer_floats;
+}
+
+size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions)
+{
+    size_t pages = ((size_t)n_positions + engine->block - 1) / engine->block;
+    return sizeof(struct ns_seq) + engine->n_kda * engine->kda_layer_floats * sizeof(float) +
+           pages * (ns_page_bytes(engine) + sizeof(struct ns_page) + sizeof(struct ns_page *));
+}
+
+size_t ns_engine_state_left(const struct ns_engine *engine)
+{
+    return ns_budget_left(&engine->state_share);
+}
