@@ -104,6 +104,12 @@ static enum ns_code open_rows(struct ns_wave *w, const struct ns_probe *probe, s
                                .fault_arg = w};
     if (probe)
         w->pass.tap = (struct ns_tap){.row = probe->row, .arg = probe->arg};
+    if (probe && probe->logits) {
+        w->pass.seen_logits =
+            (float *)ns_budget_take_raw(e->budget, w->asks.n_rows * e->config.vocab * sizeof(float), 64, err);
+        if (!w->pass.seen_logits)
+            return NS_BUDGET;
+    }
     enum ns_code rc = ns_rows_open(e, &w->pass, &w->rows, err);
     w->pass.dead = w->rows.dead;
     return rc;
@@ -310,6 +316,7 @@ void ns_wave_close(struct ns_wave *w)
     ns_lineage_close(&w->lineage);
     ns_asks_close(e, &w->asks);
     ns_rows_close(e, &w->rows);
+    ns_budget_give(e->budget, w->pass.seen_logits);
     ns_budget_give(e->budget, w->token);
     ns_budget_give(e->budget, w->fault);
     ns_budget_give(e->budget, w->failed);

@@ -7,9 +7,9 @@
  *        has (query factorisation, full or low rank gate, latent experts) follows from the config, which was checked
  *        against the tensors by the census before.
  * INVARIANTS
- *   1. Vectors are f32 whatever the header says; matrices are bf16 or the model is refused.   (bind_test: dtypes)
- *   2. The decay constant uses the first kda_heads entries of the flattened A_log.            (bind_test: a_log_padding)
- *   3. pool_floats computed from shapes is what binding uses, to the last float.               (bind_test: pool_is_full) */
+ *   1. Vectors are f32 whatever the header says; matrices are bf16 or the model is refused.   (fault_test: wrong_dtype)
+ *   2. The decay constant uses the first kda_heads entries of the flattened A_log.            (fault_test: a_log_padding)
+ *   3. pool_floats computed from shapes is what binding uses, to the last float.               (asserted at open) */
 #include "model/model_impl.h"
 
 #include <assert.h>
@@ -292,6 +292,7 @@ enum ns_code ns_model_open(const struct ns_config *config, const struct ns_shard
         bind_layer(&b, i);
     if (b.rc == NS_OK)
         bind_ends(&b);
+    assert(b.rc != NS_OK || !store || m->pool_used + (config->attn_res_block ? config->hidden : 0) == m->pool_floats);
     if (b.rc == NS_OK)
         b.rc = ns_tiles_build(m, err);
     if (b.rc != NS_OK) {

@@ -13,7 +13,6 @@ struct head_buffers {
     void *packed;
     float *logits;    /* [n][NS_HEAD_BLOCK] */
     float *max, *sum; /* [n][blocks of the vocabulary] */
-    float *seen;      /* [n][vocab], only when somebody looks */
 };
 
 static size_t block_count(const struct ns_config *c)
@@ -40,8 +39,6 @@ static void carve(struct ns_pass *pass, struct head_buffers *b)
     b->logits = (float *)ns_arena_take(a, n * NS_HEAD_BLOCK * sizeof(float));
     b->max = (float *)ns_arena_take(a, n * block_count(c) * sizeof(float));
     b->sum = (float *)ns_arena_take(a, n * block_count(c) * sizeof(float));
-    if (pass->tap.row)
-        b->seen = (float *)ns_arena_take(a, n * c->vocab * sizeof(float));
 }
 
 void ns_head_measure(struct ns_pass *pass)
@@ -114,17 +111,17 @@ enum ns_code ns_pass_head(struct ns_pass *pass, const uint32_t *row, struct ns_h
         ns_head_blocks(pass->kernels, head, b.max, b.sum, n_blocks, b.logits, NS_HEAD_BLOCK, n, first, n_block);
         for (; next < n_targets && target[next].token < first + n_block; next++)
             target[next].logit = b.logits[target[next].head * NS_HEAD_BLOCK + (target[next].token - first)];
-        for (size_t i = 0; b.seen && i < n; i++)
-            memcpy(b.seen + i * c->vocab + first, b.logits + i * NS_HEAD_BLOCK, n_block * sizeof(float));
+        for (size_t i = 0; pass->seen_logits && i < n; i++)
+            memcpy(pass->seen_logits + i * c->vocab + first, b.logits + i * NS_HEAD_BLOCK, n_block * sizeof(float));
     }
     for (size_t i = 0; rc == NS_OK && i < n; i++) {
         ns_head_finish(pass->kernels, b.max + i * n_blocks, b.sum + i * n_blocks, n_blocks, &result[i].max,
                        &result[i].log_sum);
         if (!head[i].finite && !pass->dead[row[i]])
             pass->fault(pass->fault_arg, NS_NONFINITE, pass->model->n_layers, row[i], NS_NO_EXPERT, "logits");
-        if (b.seen)
-            pass->tap.row(pass->tap.arg, pass->model->n_layers, "logits", row[i], b.seen + i * c->vocab, NULL,
-                          c->vocab);
+        if (pass->seen_logits)
+            pass->tap.row(pass->tap.arg, pass->model->n_layers, "logits", row[i], pass->seen_logits + i * c->vocab,
+                          NULL, c->vocab);
     }
     pass->arena->used = mark;
     return rc;

@@ -133,6 +133,7 @@ size_t ns_pass_arena_bytes(const struct ns_pass *shape)
     struct ns_pass p = *shape;
     p.arena = &measure;
     ns_pass_begin(&p);
+    ns_embed_measure(&p);
     for (uint32_t i = 0; i < p.model->n_layers; i++) {
         const struct ns_layer *l = &p.model->layer[i];
         if (ns_residual_is_boundary(p.model, i))

@@ -140,6 +140,7 @@ struct ns_pass {
     uint32_t n_block_rows; /* most queries of an attention block */
     uint32_t n_positions;  /* most positions any query sees */
     size_t n_head_rows;    /* rows whose logits are wanted */
+    float *seen_logits;    /* [n_head_rows][vocab] to be filled and shown, or NULL */
     struct ns_tap tap;     /* row NULL: nobody looks */
     uint8_t *dead;         /* [n_rows] rows that failed: left out of routing, not reported again */
     /* Row went wrong (NS_NONFINITE, NS_CORRUPT). The driver marks it, and whatever depends on it, dead. */

@@ -133,6 +133,7 @@ void ns_router_run(struct ns_pass *pass, uint32_t layer, float *logits, struct n
 
 NS_MUST_CHECK enum ns_code ns_head_list(struct ns_model *model, struct ns_error *err);
 void ns_head_measure(struct ns_pass *pass);
+void ns_embed_measure(struct ns_pass *pass);
 
 /* Reports the rows of v that are not finite. */
 void ns_pass_check(struct ns_pass *pass, uint32_t layer, const float *v, const char *what);

@@ -5,10 +5,22 @@
 
 enum { EMBED_ROWS = 256 }; /* embedding rows fetched at once: bounds the buffer */
 
+static size_t embed_bytes(const struct ns_pass *pass)
+{
+    return (pass->n_rows < EMBED_ROWS ? pass->n_rows : EMBED_ROWS) * pass->model->config->hidden * 2;
+}
+
+void ns_embed_measure(struct ns_pass *pass)
+{
+    size_t mark = pass->arena->used;
+    ns_arena_take(pass->arena, embed_bytes(pass));
+    pass->arena->used = mark;
+}
+
 enum ns_code ns_pass_embed(struct ns_pass *pass, const uint32_t *token, struct ns_error *err)
 {
     size_t d = pass->model->config->hidden, mark = pass->arena->used;
-    uint8_t *raw = (uint8_t *)ns_arena_take(pass->arena, EMBED_ROWS * d * 2);
+    uint8_t *raw = (uint8_t *)ns_arena_take(pass->arena, embed_bytes(pass));
     enum ns_code rc = NS_OK;
     for (size_t at = 0; rc == NS_OK && at < pass->n_rows; at += EMBED_ROWS) {
         size_t n = pass->n_rows - at < EMBED_ROWS ? pass->n_rows - at : EMBED_ROWS;

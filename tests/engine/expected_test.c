@@ -179,7 +179,7 @@ static void all_positions(const char *checkpoint)
         look.last_row[i] = (uint32_t)n_asks - 1;
     }
     struct ns_wave_desc desc = {.segment = segment, .n_segments = e.n_prompts, .ask = ask, .n_asks = n_asks};
-    struct ns_probe probe = {.row = check_logits, .arg = &look};
+    struct ns_probe probe = {.row = check_logits, .arg = &look, .logits = true};
     struct ns_wave *wave = NULL;
     assert_int_equal(ns_wave_open(e.rig.engine, &desc, &probe, &wave, NULL), NS_OK);
     for (bool done = false; !done;)

@@ -87,7 +87,7 @@ void rig_wave(struct rig *rig, const struct ns_segment *segment, size_t n_segmen
         rows += segment[i].n;
     }
     struct crc_of_rows crc = {.crc = calloc(rows, sizeof(uint32_t))};
-    struct ns_probe probe = {.row = keep_crc, .arg = &crc};
+    struct ns_probe probe = {.row = keep_crc, .arg = &crc, .logits = true};
     struct ns_wave_desc desc = {.segment = segment, .n_segments = n_segments, .ask = ask, .n_asks = n_asks};
     struct ns_error err = {0};
     if (run(rig, &desc, result ? &probe : NULL, result, crc.crc, first_row, &err) != NS_OK) {
