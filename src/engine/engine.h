@@ -142,12 +142,13 @@ struct ns_wave_desc {
 
 /* What a test, a routing record or a logit lens may look at. Called on the driving thread; name: "embed", "residual"
  * (after the layer), "attn_in", "attn_out", "ffn_in", "ffn_out", "routed", "final" and "logits" (rows asked about, layer
- * is the number of layers; "logits" only on request). row: index over all rows of the wave in segment order. For "routed" v holds the n weights and
- * ids the n experts, ascending; ids is NULL otherwise. */
+ * is the number of layers; "logits" only on request). row: index over all rows of the wave in segment order. For
+ * "routed" v holds the n weights and ids the n experts, ascending; ids is NULL otherwise. */
 struct ns_probe {
     void (*row)(void *arg, uint32_t layer, const char *name, uint32_t row, const float *v, const uint32_t *ids,
                 size_t n);
     void *arg;
+    bool logits; /* whole "logits" too: takes asked rows x vocabulary floats beside the shares */
 };
 
 struct ns_wave_stats {

@@ -75,7 +75,6 @@ static void load(struct expected *e, const char *checkpoint)
             p->id[t2] = integer(ns_json_item(ids, t2));
     }
     struct ns_engine_options o = rig_options();
-    o.cpu = ns_cpu_bits();
     rig_open(&e->rig, rig_path(checkpoint), &o, 256u << 20);
 }
 

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sys/sys.h"
+
 const char *const rig_checkpoints[4] = {"k3-tiny", "k3-odd", "k3-realhead", "kimi-linear-tiny"};
 
 const char *rig_path(const char *checkpoint)
@@ -19,7 +21,7 @@ const char *rig_path(const char *checkpoint)
 
 struct ns_engine_options rig_options(void)
 {
-    return (struct ns_engine_options){.n_threads = 1, .rows_max = 1024, .context = 4096};
+    return (struct ns_engine_options){.n_threads = 1, .cpu = ns_cpu_bits(), .rows_max = 1024, .context = 4096};
 }
 
 void rig_open(struct rig *rig, const char *dir, const struct ns_engine_options *options, size_t memory)

@@ -25,7 +25,7 @@ struct rig_result {
 extern const char *const rig_checkpoints[4];  /* directories under NS_TEST_DATA/fixtures */
 const char *rig_path(const char *checkpoint); /* static storage; "demo" is the demo model */
 
-struct ns_engine_options rig_options(void); /* reference kernels, one thread */
+struct ns_engine_options rig_options(void); /* one thread, the best kernels */
 void rig_open(struct rig *rig, const char *dir, const struct ns_engine_options *options, size_t memory);
 void rig_close(struct rig *rig); /* asserts that nothing is left in use */
 
