@@ -130,7 +130,7 @@ NS_MUST_CHECK enum ns_code ns_asks_open(struct ns_engine *engine, const struct n
 void ns_asks_answer(struct ns_asks *asks, const bool *failed);
 void ns_asks_close(struct ns_engine *engine, struct ns_asks *asks);
 
-/* ---- rows.c: the memory of a wave --------------------------------------------------------------------------------------------------- */
+/* ---- rowspace.c: the memory of a wave --------------------------------------------------------------------------------------------------- */
 
 struct ns_rows {
     struct ns_arena arena;

@@ -1,6 +1,6 @@
 /* attn_res.c - what a layer reads: the accumulator itself, or the attention residual mix of all finished blocks and the
  * accumulator (specification 3.3, 3.4). The mix feeds the norm only; the accumulator never sees it. */
-#include "model/attn_res.h"
+#include "model/model_impl.h"
 
 #include <assert.h>
 

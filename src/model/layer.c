@@ -8,7 +8,7 @@
  *
  * Memory: the arena holds, from the bottom, what the pass keeps (x, finished blocks: a boundary turns the accumulator's
  * memory into a source and takes fresh memory for the next) and above it the scratch of the layer at work. */
-#include "model/attn_res.h"
+#include "model/model_impl.h"
 
 #include <string.h>
 

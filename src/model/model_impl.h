@@ -135,6 +135,17 @@ NS_MUST_CHECK enum ns_code ns_head_list(struct ns_model *model, struct ns_error 
 void ns_head_measure(struct ns_pass *pass);
 void ns_embed_measure(struct ns_pass *pass);
 
+/* ---- attn_res.c: the residual stream ---- */
+
+/* in [n_rows][hidden] <- norm of (the mix of) the residual; mix is the folded vector, unused without blocks. */
+void ns_residual_input(struct ns_pass *pass, float *in, const float *mix, const float *norm);
+/* Does a block end, and the accumulator start anew, in front of this layer's attention? */
+bool ns_residual_is_boundary(const struct ns_model *model, uint32_t layer);
+/* Memory for the next accumulator; must be taken before the layer's scratch, because it outlives it. */
+float *ns_residual_reserve(struct ns_pass *pass);
+/* The accumulator becomes a source, unmixed; fresh (uninitialised: the next write assigns) is the new one. */
+void ns_residual_close_block(struct ns_pass *pass, float *fresh);
+
 /* Reports the rows of v that are not finite. */
 void ns_pass_check(struct ns_pass *pass, uint32_t layer, const float *v, const char *what);
 void ns_pass_tap(struct ns_pass *pass, uint32_t layer, const char *name, const float *v, size_t n);

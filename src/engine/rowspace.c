@@ -1,4 +1,4 @@
-/* rows.c - the memory of a wave: one block, sized exactly for its rows before it starts, so that nothing is allocated
+/* rowspace.c - the memory of a wave: one block, sized exactly for its rows before it starts, so that nothing is allocated
  * while layers run. The latent rows and the flags of failed rows stay in front; the model's scratch is behind them. */
 #include "engine/engine_impl.h"
 

@@ -1,9 +1,9 @@
-/* head.c - final mix, norm and logits, for the rows that were asked about and no others.
+/* logits.c - final mix, norm and logits, for the rows that were asked about and no others.
  *
  * Logits are made one block of NS_HEAD_BLOCK vocabulary entries at a time and folded into each row's best list and
  * softmax sums at once: [rows][vocab] never exists (at K3 size it would be 2.7 GB for 4,096 rows). Targets are picked
  * up when their block passes. */
-#include "model/attn_res.h"
+#include "model/model_impl.h"
 
 #include <assert.h>
 #include <string.h>
