@@ -1,6 +1,6 @@
 /* expected_test.c - every checkpoint against the float64 values that came with it: tokens and routed experts exactly,
  * numbers within the tolerance that each file states. */
-#include "rig.h"
+#include "wave_rig.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* fault_test.c - what a bad number, a bad file and a bad read do: the requests they touched fail with a name and a
  * place, the others get the same bits as ever, and an error of the machine ends the wave. */
-#include "rig.h"
+#include "wave_rig.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* wave_test.c - the numeric contract: the bits of an answer depend on the model and the request, and on nothing else. */
-#include "rig.h"
+#include "wave_rig.h"
 
 #include <stdio.h>
 #include <stdlib.h>

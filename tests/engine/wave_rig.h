@@ -1,4 +1,4 @@
-/* rig.h - an engine on a checkpoint for tests, and waves whose every number is kept for comparing. */
+/* wave_rig.h - an engine on a checkpoint for tests, and waves whose every number is kept for comparing. */
 #ifndef NS_TEST_RIG_H
 #define NS_TEST_RIG_H
 

@@ -1,5 +1,5 @@
-/* rig.c - see rig.h */
-#include "rig.h"
+/* wave_rig.c - see wave_rig.h */
+#include "wave_rig.h"
 
 #include <stdio.h>
 #include <stdlib.h>
