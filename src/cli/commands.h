@@ -43,4 +43,8 @@ NS_COMMAND ns_cmd_version(struct ns_cli *cli, struct ns_error *err);
 NS_COMMAND ns_cmd_wait(struct ns_cli *cli, struct ns_error *err);
 NS_COMMAND ns_cmd_waves(struct ns_cli *cli, struct ns_error *err);
 
+/* Parts of a verb that live in a file of their own, missing in the same way. */
+NS_COMMAND ns_bench_kernels(struct ns_cli *cli, struct ns_error *err);
+NS_COMMAND ns_simulate_queue(struct ns_cli *cli, struct ns_error *err);
+
 #endif

@@ -84,8 +84,10 @@ const struct ns_verb ns_verbs[] = {
      "nightshift bench kernels\nnightshift bench disk --model /models/kimi-k3"},
     {"simulate", "look into", "[TRACE]", 0, 1, 0,
      "replay recorded routing, or plan the queue without a model",
-     "",
-     "nightshift simulate trace.bin\nnightshift simulate --queue"},
+     "Cuts a trace of expert choices (one JSON line a token) into waves and counts how many of the experts that a wave "
+     "asks for would be found in memory: under LRU, under LFU, under the ranked policy that a run uses, and under the "
+     "best that could be done by who knew the future.",
+     "nightshift simulate trace.jsonl\nnightshift simulate --queue"},
     {"cancel", "change", "[ID]...", 0, SIZE_MAX, 0,
      "cancel batches or requests",
      "Waiting requests end at once, running ones at the next wave; what is finished stays. Cancelling something that "
@@ -156,7 +158,7 @@ const struct ns_option ns_options[] = {
     {NS_OPT_CONTEXT, "context", 0, NS_ARG_NUMBER, "N", "run plan", "longest sequence in tokens"},
     {NS_OPT_LAYERS, "layers", 0, NS_ARG_NUMBER, "N", "run plan",
      "diagnosis: run the first N layers only; the answers are not the model's"},
-    {NS_OPT_ROWS, "rows", 0, NS_ARG_NUMBER, "N", "plan", "plan for waves of N rows"},
+    {NS_OPT_ROWS, "rows", 0, NS_ARG_NUMBER, "N", "plan simulate", "assume waves of N rows"},
     {NS_OPT_ONCE, "once", 0, NS_ARG_NONE, NULL, "run", "end after one wave"},
     {NS_OPT_KEEP, "keep", 0, NS_ARG_NONE, NULL, "run", "stay when the queue is empty and wait for more"},
     {NS_OPT_TAKEOVER, "takeover", 0, NS_ARG_NONE, NULL, "run", "end a runner that is stuck and take its place"},

@@ -1,0 +1,131 @@
+/* cmd_bench.c - what this machine can do, measured: the disk here, the arithmetic in its own file. */
+#include "cli/commands.h"
+
+#include "store/store.h"
+#include "sys/sys.h"
+
+#include <string.h>
+
+#define BLOCK_BYTES ((size_t)4 << 20)
+#define LIMIT_MS    700
+#define MEMORY      ((size_t)4 << 30)
+
+static const unsigned depths[] = {1, 2, 4, 8, 16};
+
+struct disk_bench {
+    struct ns_cli *cli;
+    struct ns_budget budget;
+    struct ns_config config;
+    struct ns_shards *shards;
+    struct ns_answer_json a;
+    struct ns_table table;
+    double best;
+    bool direct;
+};
+
+static enum ns_code measure_one(struct disk_bench *b, bool experts, unsigned depth, struct ns_error *err)
+{
+    struct ns_disk_test test = {.experts = experts, .block_bytes = BLOCK_BYTES, .depth = depth, .limit_ms = LIMIT_MS};
+    struct ns_disk_rate r;
+    enum ns_code rc = ns_disk_measure(&b->config, b->shards, &test, &b->budget, &r, err);
+    if (rc != NS_OK)
+        return rc;
+    double rate = r.ns > 0 ? (double)r.bytes * 1e9 / (double)r.ns : 0;
+    b->best = rate > b->best ? rate : b->best;
+    b->direct = r.direct;
+    if (b->cli->json) {
+        ns_json_open_object(&b->a.w);
+        ns_answer_text(&b->a, "reads", experts ? "experts" : "blocks");
+        ns_answer_int(&b->a, "in_flight", depth);
+        ns_answer_int(&b->a, "bytes", (int64_t)r.bytes);
+        ns_answer_int(&b->a, "count", (int64_t)r.reads);
+        ns_answer_number(&b->a, "seconds", (double)r.ns / 1e9);
+        ns_answer_number(&b->a, "bytes_per_s", rate);
+        ns_json_close_object(&b->a.w);
+        return NS_OK;
+    }
+    char each[16], per_s[16];
+    ns_size_text(r.reads ? r.bytes / r.reads : 0, each);
+    ns_size_text((uint64_t)rate, per_s);
+    ns_table_cell(&b->table, "%s", experts ? "experts, scattered" : "blocks, in order");
+    ns_table_cell(&b->table, "%s", each);
+    ns_table_cell(&b->table, "%u", depth);
+    ns_table_cell(&b->table, "%s/s", per_s);
+    return NS_OK;
+}
+
+static enum ns_code measure_all(struct disk_bench *b, struct ns_error *err)
+{
+    enum ns_code rc = NS_OK;
+    bool has_experts = false;
+    for (uint32_t layer = 0; layer < b->config.n_layers; layer++)
+        has_experts = has_experts || (b->config.n_experts > 0 && ns_config_is_moe(&b->config, layer));
+    for (int experts = 0; experts < (has_experts ? 2 : 1); experts++)
+        for (size_t i = 0; i < NS_COUNT(depths) && rc == NS_OK; i++)
+            rc = measure_one(b, experts != 0, depths[i], err);
+    return rc;
+}
+
+static enum ns_code say_all(struct disk_bench *b, struct ns_error *err)
+{
+    static const char *const titles[] = {"reads", "each", "in flight", "rate"};
+    ns_table_init(&b->table, b->cli, NS_COUNT(titles), 0xE);
+    for (size_t i = 0; i < NS_COUNT(titles); i++)
+        ns_table_cell(&b->table, "%s", titles[i]);
+    if (b->cli->json) {
+        ns_answer_begin(&b->a, b->cli);
+        ns_json_put_key(&b->a.w, "measurements");
+        ns_json_open_array(&b->a.w);
+    }
+    enum ns_code rc = measure_all(b, err);
+    if (b->cli->json && rc == NS_OK) {
+        ns_json_close_array(&b->a.w);
+        ns_json_put_key(&b->a.w, "direct");
+        ns_json_put_bool(&b->a.w, b->direct);
+        ns_answer_number(&b->a, "best_bytes_per_s", b->best);
+        rc = ns_answer_end(&b->a, b->cli, err);
+    } else if (b->cli->json) {
+        ns_text_fini(&b->a.text);
+    } else if (rc == NS_OK) {
+        rc = ns_table_say(&b->table, b->cli, err);
+        if (!b->direct)
+            ns_note(b->cli, "the file system refuses direct reads: these went through the page cache, which may "
+                            "have held some of the files");
+    }
+    ns_table_fini(&b->table);
+    return rc;
+}
+
+static enum ns_code bench_disk(struct ns_cli *cli, struct ns_error *err)
+{
+    if (!ns_given(cli, NS_OPT_MODEL)) {
+        ns_hint(cli, "say whose files to read: --model DIR");
+        return ns_error_set(err, NS_USAGE, "bench disk needs --model");
+    }
+    const char *dir = cli->args.text[NS_OPT_MODEL];
+    struct disk_bench b = {.cli = cli};
+    ns_budget_init(&b.budget, "bench", ns_given(cli, NS_OPT_MEMORY) ? (size_t)cli->args.number[NS_OPT_MEMORY] : MEMORY);
+    enum ns_code rc = ns_config_read(dir, &b.budget, &b.config, err);
+    if (rc == NS_OK) {
+        rc = ns_shards_open(dir, &b.budget, &b.shards, err);
+        if (rc == NS_OK)
+            rc = say_all(&b, err);
+        ns_shards_close(b.shards);
+        ns_config_fini(&b.config);
+    }
+    ns_budget_fini(&b.budget);
+    return rc == NS_OK ? rc : ns_error_wrap(err, rc, "%s", dir);
+}
+
+enum ns_code ns_cmd_bench(struct ns_cli *cli, struct ns_error *err)
+{
+    const char *what = cli->args.operand[0];
+    if (strcmp(what, "disk") == 0)
+        return bench_disk(cli, err);
+    if (strcmp(what, "kernels") == 0) {
+        if (!ns_bench_kernels)
+            return ns_error_set(err, NS_USAGE, "this program was built without the measurement of the kernels");
+        return ns_bench_kernels(cli, err);
+    }
+    return ns_error_set(err, NS_USAGE, "bench %s: kernels or disk was expected", what);
+}
