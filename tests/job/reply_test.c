@@ -14,7 +14,7 @@ struct said {
 /* Plays the tokens of text one by one until the judge ends it, as a run would. */
 static struct said play(struct words *w, const char *line, const char *text, uint32_t max_new)
 {
-    struct said s = {NS_FINISH_NONE, 0, {0}};
+    struct said s = {.finish = NS_FINISH_NONE};
     struct ns_request r;
     words_request(w, line, &r);
     words_say(w, text);
