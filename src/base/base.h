@@ -221,6 +221,7 @@ void ns_log(enum ns_log_level level, const char *fmt, ...) NS_PRINTF(2, 3);
 int64_t ns_clock_wall_ms(void);                        /* Unix time */
 int64_t ns_clock_boot_ms(void);                        /* since boot, counts sleep */
 uint64_t ns_clock_mono_ns(void);                       /* for intervals */
+uint64_t ns_clock_thread_ns(void);                     /* processor time of the calling thread, for measuring */
 void ns_clock_utc_text(int64_t wall_ms, char out[24]); /* 2026-01-31T22:15:00Z */
 /* Tests may pin the wall clock; negative gives it back. */
 void ns_clock_pin_wall(int64_t wall_ms);

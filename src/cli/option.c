@@ -77,11 +77,11 @@ const struct ns_verb ns_verbs[] = {
      "Prints the shares, the floor below which a run is refused, rows per wave, bytes per wave by class, and predicted "
      "seconds, tokens per second and hours as a range.",
      "nightshift plan --model /models/kimi-k3 --memory 8G"},
-    {"bench", "look into", "kernels|disk", 1, 1, NS_VERB_COMPUTES,
+    {"bench", "look into", "kernels|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
      "measure this machine: arithmetic, memory, disk",
-     "kernels measures each kernel against the peak of this processor in the same run; disk measures direct reads of "
-     "the model's files.",
-     "nightshift bench kernels\nnightshift bench disk --model /models/kimi-k3"},
+     "kernels measures each kernel, or those whose name contains KERNEL, against the peak of this processor in the same "
+     "run; disk measures direct reads of the model's files.",
+     "nightshift bench kernels\nnightshift bench kernels mxfp4 --threads 1 --json\nnightshift bench disk --model /models/kimi-k3"},
     {"simulate", "look into", "[TRACE]", 0, 1, 0,
      "replay recorded routing, or plan the queue without a model",
      "Cuts a trace of expert choices (one JSON line a token) into waves and counts how many of the experts that a wave "

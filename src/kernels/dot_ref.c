@@ -106,3 +106,20 @@ void ns_transpose_bf16(uint16_t *out, const uint16_t *w, size_t rows, size_t col
                 for (size_t r = r0; r < r0 + TILE && r < rows; r++)
                     out[c * rows + r] = w[r * cols + c];
 }
+
+float ns_fma_burst_ref(size_t steps)
+{
+    float lane[NS_LANES] = {0};
+    for (size_t i = 0; i < steps; i++)
+        for (size_t l = 0; l < NS_LANES; l++)
+            lane[l] = fmaf(1e-9f, (float)l, lane[l]);
+    return ns_fold16(lane);
+}
+
+float ns_read_burst_ref(const float *p, size_t n)
+{
+    float lane[NS_LANES] = {0};
+    for (size_t i = 0; i < n; i++)
+        lane[i % NS_LANES] += p[i];
+    return ns_fold16(lane);
+}

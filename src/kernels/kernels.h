@@ -204,6 +204,32 @@ void ns_head_blocks(const struct ns_kernels *k, struct ns_head_row *row, float *
 void ns_head_finish(const struct ns_kernels *k, const float *block_max, const float *block_sum, size_t n_blocks,
                     float *max, float *log_sum);
 
+/* ---- measuring (measure.c) --------------------------------------------------------------------------------------------- */
+
+/* One figure. Rates of the machine itself have rows 0 and are called fma_peak and memory_read. The shares are medians of
+ * ratios to a peak or a plain read taken right before each run, so a clock or a neighbour that changes cancels out. */
+struct ns_rate {
+    const char *kernel, *isa; /* static storage */
+    size_t rows;
+    unsigned threads;
+    double gfma_s, share_of_peak;    /* multiply-adds that the definition demands; 0: not counted in them */
+    double gb_s, share_of_bandwidth; /* bytes that must move at least once */
+};
+
+/* false stops the measuring, which then succeeds */
+typedef bool (*ns_rate_fn)(void *arg, const struct ns_rate *rate);
+
+struct ns_measure {
+    uint32_t cpu;       /* features; every instruction set below them is measured */
+    const char *isa;    /* this one only, or NULL */
+    const char *kernel; /* kernels whose name contains this, or NULL */
+    unsigned n_threads; /* measured with 1 and with this many */
+};
+/* Measures the machine, then every kernel in the shapes of the released model with 1, 4, 16, 64, 256 and 1024 rows; the
+ * reference up to 16 rows of its larger kernels. About 0.7 GB from budget. Errors: NS_BUDGET. */
+NS_MUST_CHECK enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget *budget, ns_rate_fn each,
+                                              void *arg, struct ns_error *err);
+
 /* ---- vmath (vmath.c): the scalar definitions, stated worst error in ulp in the .c file --------------------------------- */
 
 float ns_vm_exp(float x);

@@ -89,6 +89,10 @@ struct ns_kernel_table {
                    void *scratch);
     /* maximum (never -0) and sum of exp(l - maximum) of one block; false when a logit is not finite */
     bool (*head_block)(const float *logits, size_t n, float *max, float *sum);
+    /* for measuring: independent multiply-adds without memory, fma_step of them a step; a plain read of n floats */
+    float (*fma_burst)(size_t steps);
+    size_t fma_step;
+    float (*read_burst)(const float *p, size_t n);
 };
 
 extern const struct ns_kernel_table ns_table_ref, ns_table_avx2, ns_table_avx512, ns_table_neon;
@@ -115,5 +119,7 @@ void ns_attend_ref(float *out, size_t ld_out, const float *q, size_t ld_q, size_
                    const struct ns_key_run *span, size_t n_spans, size_t d_key, size_t d_value, float scale,
                    void *scratch);
 bool ns_head_block_ref(const float *logits, size_t n, float *max, float *sum);
+float ns_fma_burst_ref(size_t steps); /* 16 a step */
+float ns_read_burst_ref(const float *p, size_t n);
 
 #endif

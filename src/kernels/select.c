@@ -12,6 +12,9 @@ const struct ns_kernel_table ns_table_ref = {
     .attend_scratch = ns_attend_scratch_ref,
     .attend = ns_attend_ref,
     .head_block = ns_head_block_ref,
+    .fma_burst = ns_fma_burst_ref,
+    .fma_step = NS_LANES,
+    .read_burst = ns_read_burst_ref,
 };
 
 /* best first; the reference needs nothing and ends the search */

@@ -8,6 +8,7 @@
 #include "kernels/rows_lanes.inc"
 #include "kernels/kda_lanes.inc"
 #include "kernels/attend_lanes.inc"
+#include "kernels/burst_lanes.inc"
 
 const struct ns_kernel_table ns_table_avx512 = {
     .gemm = {&ns_gemm_wide_avx512, &ns_gemm_wide_avx512, &ns_gemm_mxfp4_avx512},
@@ -17,4 +18,7 @@ const struct ns_kernel_table ns_table_avx512 = {
     .attend_scratch = lanes_attend_scratch,
     .attend = lanes_attend,
     .head_block = lanes_head_block,
+    .fma_burst = lanes_fma_burst,
+    .fma_step = V_TILE_ROWS * V_TILE_COLS * NS_LANES,
+    .read_burst = lanes_read_burst,
 };

@@ -1,0 +1,225 @@
+/* measure.c - how close each kernel comes to this machine's own limits.
+ * WHAT   For each instruction set and thread count: the peak of multiply-adds, the plain read rate, then every subject.
+ * WHY    Clocks and neighbours change within a minute, so a kernel is compared with a peak taken right before it, several
+ *        times, and the median of the ratios is the figure. One thread is timed by its processor time, several by the wall
+ *        clock. */
+#include "kernels/measure_impl.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_PAIRS = 9 };
+
+static const uint64_t burst_ns = 2000000, least_ns = 1000000; /* a peak; the shortest run that is timed */
+
+static uint64_t now_ns(const struct ns_kernels *k)
+{
+    return k->n_threads == 1 ? ns_clock_thread_ns() : ns_clock_mono_ns();
+}
+
+/* ---- the machine ------------------------------------------------------------------------------------------------------------ */
+
+struct burst {
+    const struct ns_kernel_table *table;
+    size_t steps;
+    const float *memory;
+    volatile float sink[64]; /* results nobody needs, so that they are computed */
+};
+
+static void fma_range(void *arg, size_t begin, size_t end, unsigned thread)
+{
+    struct burst *b = arg;
+    for (size_t i = begin; i < end; i++)
+        b->sink[thread % 64] = b->table->fma_burst(b->steps);
+}
+
+enum { READ_PIECE = 1 << 18 }; /* floats */
+
+static void read_range(void *arg, size_t begin, size_t end, unsigned thread)
+{
+    struct burst *b = arg;
+    for (size_t i = begin; i < end; i++)
+        b->sink[thread % 64] = b->table->read_burst(b->memory + i * READ_PIECE, READ_PIECE);
+}
+
+/* multiply-adds a nanosecond */
+static double fma_rate(const struct ns_kernels *k)
+{
+    struct burst b = {.table = k->table, .steps = 2000};
+    size_t pieces = 4 * k->n_threads;
+    for (;;) {
+        uint64_t t = now_ns(k);
+        ns_parallel(k->n_threads, pieces, 1, fma_range, &b);
+        t = now_ns(k) - t;
+        if (t > burst_ns / 2)
+            return (double)(pieces * b.steps * k->table->fma_step) / (double)t;
+        b.steps *= 2;
+    }
+}
+
+/* bytes a nanosecond, from a part of the weights that changes with every call */
+static double read_rate(const struct ns_kernels *k, struct ns_bench *bench)
+{
+    const size_t pieces = 48, all = ns_bench_weight_bytes / sizeof(float) / READ_PIECE;
+    size_t first = bench->turn * pieces % (all - pieces);
+    struct burst b = {.table = k->table, .memory = (const float *)(const void *)bench->weights + first * READ_PIECE};
+    uint64_t t = now_ns(k);
+    ns_parallel(k->n_threads, pieces, 1, read_range, &b);
+    t = now_ns(k) - t;
+    return (double)(pieces * READ_PIECE * sizeof(float)) / (double)(t + 1);
+}
+
+/* ---- pairs ------------------------------------------------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, size_t n)
+{
+    qsort(v, n, sizeof *v, by_value);
+    return v[n / 2];
+}
+
+/* Runs the subject until it took long enough to be timed; returns its rates by pointer. */
+static void one_run(const struct ns_subject *s, struct ns_bench *b, double *fma_ns, double *bytes_ns)
+{
+    struct ns_work done = {0, 0};
+    uint64_t start = now_ns(&b->k), t = 0;
+    while (t < least_ns) {
+        struct ns_work w = s->run(b);
+        b->turn++;
+        done.fma += w.fma;
+        done.bytes += w.bytes;
+        t = now_ns(&b->k) - start;
+    }
+    *fma_ns = done.fma / (double)t;
+    *bytes_ns = done.bytes / (double)t;
+}
+
+static struct ns_rate measure_one(const struct ns_subject *s, struct ns_bench *b)
+{
+    double fma[MOST_PAIRS], bytes[MOST_PAIRS], of_peak[MOST_PAIRS], of_read[MOST_PAIRS];
+    uint64_t start = ns_clock_mono_ns();
+    size_t n = 0;
+    b->fresh = true;
+    one_run(s, b, &fma[0], &bytes[0]); /* warms up, and is not counted */
+    while (n < 5 || (n < MOST_PAIRS && ns_clock_mono_ns() - start < 500000000u)) {
+        double peak = fma_rate(&b->k), read = read_rate(&b->k, b);
+        one_run(s, b, &fma[n], &bytes[n]);
+        of_peak[n] = fma[n] / peak;
+        of_read[n] = bytes[n] / read;
+        n++;
+    }
+    return (struct ns_rate){s->name,        b->k.isa,           b->rows,          b->k.n_threads,
+                            median(fma, n), median(of_peak, n), median(bytes, n), median(of_read, n)};
+}
+
+static bool measure_machine(struct ns_bench *b, ns_rate_fn each, void *arg)
+{
+    double fma[MOST_PAIRS], bytes[MOST_PAIRS];
+    for (size_t i = 0; i < MOST_PAIRS; i++, b->turn++) {
+        fma[i] = fma_rate(&b->k);
+        bytes[i] = read_rate(&b->k, b);
+    }
+    struct ns_rate peak = {"fma_peak", b->k.isa, 0, b->k.n_threads, median(fma, MOST_PAIRS), 1, 0, 0};
+    struct ns_rate read = {"memory_read", b->k.isa, 0, b->k.n_threads, 0, 0, median(bytes, MOST_PAIRS), 1};
+    return each(arg, &peak) && each(arg, &read);
+}
+
+static bool wanted(const struct ns_measure *what, const struct ns_subject *s)
+{
+    return !what->kernel || strstr(s->name, what->kernel);
+}
+
+/* everything with one table and one thread count; false: asked to stop */
+static bool measure_all(const struct ns_measure *what, struct ns_bench *b, ns_rate_fn each, void *arg)
+{
+    static const size_t rows[] = {1, 4, 16, 64, 256, 1024};
+    if (!measure_machine(b, each, arg))
+        return false;
+    for (size_t s = 0; s < ns_subject_count; s++)
+        for (size_t i = 0; i < NS_COUNT(rows) && wanted(what, &ns_subjects[s]); i++) {
+            b->rows = rows[i];
+            if (b->few && rows[i] > ns_subjects[s].most_few)
+                continue;
+            struct ns_rate rate = measure_one(&ns_subjects[s], b);
+            if (!each(arg, &rate))
+                return false;
+        }
+    return true;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------------ */
+
+/* ordinary numbers everywhere: bf16 between 0.008 and 2, scales near 1 */
+static void fill(struct ns_bench *b)
+{
+    uint64_t s = 88172645463325252u;
+    for (size_t i = 0; i + 8 <= ns_bench_weight_bytes; i += 8) {
+        s ^= s << 13;
+        s ^= s >> 7;
+        s ^= s << 17;
+        uint64_t v = (s & 0x83ff83ff83ff83ffu) | 0x3c003c003c003c00u;
+        memcpy(b->weights + i, &v, 8);
+    }
+    for (size_t i = 0; i < ns_bench_scale_bytes; i++)
+        b->scales[i] = (uint8_t)(118 + i * 7 % 8);
+    for (size_t i = 0; i < ns_bench_x_floats; i++) {
+        b->x[i] = (float)(i * 2654435761u % 2048) / 1024.0f - 1.0f;
+        b->y[i] = b->aux[i] = b->x[i];
+    }
+}
+
+static bool take_all(struct ns_bench *b, struct ns_budget *budget, struct ns_error *err)
+{
+    const size_t huge = (size_t)2 << 20, x_bytes = ns_bench_x_floats * sizeof(float);
+    b->weights = ns_budget_take_raw(budget, ns_bench_weight_bytes, huge, err);
+    b->scales = ns_budget_take_raw(budget, ns_bench_scale_bytes, 64, err);
+    b->x = ns_budget_take_raw(budget, x_bytes, huge, err);
+    b->y = ns_budget_take_raw(budget, x_bytes, huge, err);
+    b->aux = ns_budget_take_raw(budget, x_bytes, huge, err);
+    b->packed = ns_budget_take_raw(budget, x_bytes + (1u << 16), huge, err);
+    b->scratch = ns_budget_take_raw(budget, ns_bench_scratch_bytes, huge, err);
+    return b->weights && b->scales && b->x && b->y && b->aux && b->packed && b->scratch;
+}
+
+static void give_all(struct ns_bench *b, struct ns_budget *budget)
+{
+    ns_budget_give(budget, b->weights);
+    ns_budget_give(budget, b->scales);
+    ns_budget_give(budget, b->x);
+    ns_budget_give(budget, b->y);
+    ns_budget_give(budget, b->aux);
+    ns_budget_give(budget, b->packed);
+    ns_budget_give(budget, b->scratch);
+}
+
+enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget *budget, ns_rate_fn each, void *arg,
+                                struct ns_error *err)
+{
+    static const char *const names[] = {"avx512", "avx2", "neon", "ref"};
+    struct ns_bench b = {0};
+    if (!take_all(&b, budget, err)) {
+        give_all(&b, budget);
+        return NS_BUDGET;
+    }
+    fill(&b);
+    bool go_on = true;
+    for (size_t i = 0; i < NS_COUNT(names) && go_on; i++) {
+        uint32_t bits;
+        if ((what->isa && strcmp(what->isa, names[i]) != 0) || !ns_kernels_isa_bits(names[i], what->cpu, &bits))
+            continue;
+        b.few = bits == 0;
+        for (unsigned threads = 1; go_on && threads <= what->n_threads;
+             threads = threads < what->n_threads ? what->n_threads : threads + 1) {
+            b.k = ns_kernels_select(bits, threads);
+            go_on = measure_all(what, &b, each, arg);
+        }
+    }
+    give_all(&b, budget);
+    return NS_OK;
+}

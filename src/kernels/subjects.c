@@ -1,0 +1,234 @@
+/* subjects.c - what `bench kernels` runs: every kernel in the shapes of the released model, with weights that change from
+ * run to run so that they come from memory as they do in a wave. Shapes are for measuring only and reach nothing else.
+ * A run counts the multiply-adds that the definition demands and the bytes that must move at least once. */
+#include "kernels/measure_impl.h"
+
+#include <string.h>
+
+/* hidden, heads times head width, latent, inner width; heads, head width; experts, chosen; vocabulary piece */
+enum {
+    HIDDEN = 7 << 10,
+    WIDE = 12 << 10,
+    LATENT = 7 << 9,
+    INNER = 3 << 10,
+    HEADS = 96,
+    HEAD = 128,
+    EXPERTS = 7 << 7,
+    CHOSEN = 16,
+    VOCABULARY = 8 << 10,
+    KEY = 576,
+    VALUE = 512,
+    CONTEXT = 1024,
+    BLOCKS = 8
+};
+
+#define EXPERT_CODES  ((size_t)3 * INNER * LATENT / 2)
+#define EXPERT_SCALES ((size_t)3 * INNER * LATENT / 32)
+
+enum { N_EXPERTS = 12 };
+
+const size_t ns_bench_weight_bytes = (size_t)N_EXPERTS * 3 * INNER * LATENT / 2; /* 198 MB; bf16 takes 176 of it */
+const size_t ns_bench_scale_bytes = (size_t)N_EXPERTS * 3 * INNER * LATENT / 32;
+const size_t ns_bench_x_floats = (size_t)1024 * (WIDE + 64);
+const size_t ns_bench_scratch_bytes = (size_t)96 << 20;
+
+/* ---- products ------------------------------------------------------------------------------------------------------------------ */
+
+static struct ns_work product(struct ns_bench *b, struct ns_weights w)
+{
+    size_t all = w.rows;
+    if (b->few)
+        w.rows = 256 / b->rows + 1;
+    ns_pack_rows(&b->k, w.type, b->packed, b->x, w.cols, NULL, b->rows, w.cols);
+    ns_gemm(&b->k, b->y, all, &w, b->packed, b->rows, NS_SET, b->scratch);
+    double weights = (double)w.rows * (double)w.cols;
+    return (struct ns_work){weights * (double)b->rows, weights * (w.type == NS_W_BF16 ? 2.0 : 17.0 / 32)};
+}
+
+static struct ns_work bf16_dense(struct ns_bench *b)
+{
+    return product(b, (struct ns_weights){NS_W_BF16, b->weights, NULL, WIDE, HIDDEN});
+}
+
+static struct ns_work bf16_out(struct ns_bench *b)
+{
+    return product(b, (struct ns_weights){NS_W_BF16, b->weights, NULL, HIDDEN, WIDE});
+}
+
+static struct ns_work mxfp4_product(struct ns_bench *b)
+{
+    size_t i = b->turn % N_EXPERTS;
+    return product(b, (struct ns_weights){NS_W_MXFP4, b->weights + i * EXPERT_CODES, b->scales + i * EXPERT_SCALES,
+                                          INNER, LATENT});
+}
+
+static struct ns_work mxfp4_expert(struct ns_bench *b)
+{
+    size_t e = b->turn % N_EXPERTS, third = (size_t)INNER * LATENT;
+    const uint8_t *codes = b->weights + e * EXPERT_CODES, *scales = b->scales + e * EXPERT_SCALES;
+    struct ns_expert_weights w = {{NS_W_MXFP4, codes, scales, INNER, LATENT},
+                                  {NS_W_MXFP4, codes + third / 2, scales + third / 32, INNER, LATENT},
+                                  {NS_W_MXFP4, codes + third, scales + third / 16, LATENT, INNER}};
+    struct ns_act act = {true, 4.0f, 25.0f};
+    for (uint32_t i = 0; i < b->rows; i++)
+        b->index[i] = i;
+    ns_expert(&b->k, &w, &act, b->x, LATENT, b->index, b->aux, b->rows, b->y, LATENT, NULL, b->scratch);
+    return (struct ns_work){3.0 * (double)third * (double)b->rows, 3.0 * (double)third * 17 / 32};
+}
+
+/* ---- recurrence and attention ---------------------------------------------------------------------------------------------------- */
+
+struct heads_call {
+    struct ns_bench *b;
+    size_t n;
+};
+
+/* one sequence: every position of a head, heads over threads */
+static void kda_heads(void *arg, size_t begin, size_t end, unsigned thread)
+{
+    (void)thread;
+    struct heads_call *c = arg;
+    struct ns_bench *b = c->b;
+    float *states = b->scratch, work[4 * HEAD];
+    const float *key = b->packed, *alpha = states + (size_t)HEADS * HEAD * HEAD;
+    for (size_t h = begin; h < end; h++)
+        ns_kda_run(&b->k, states + h * HEAD * HEAD, b->y + h * HEAD, WIDE, key + h * HEAD, WIDE, key + h * HEAD, WIDE,
+                   b->x + h * HEAD, WIDE, alpha + h * HEAD, WIDE, alpha, HEADS, c->n, HEAD, work);
+}
+
+/* unit keys, and decays of 0.9 that also serve as beta, keep the state bounded */
+static void prepare_kda(struct ns_bench *b)
+{
+    float *states = b->scratch, *alpha = states + (size_t)HEADS * HEAD * HEAD;
+    memset(states, 0, sizeof *states * HEADS * HEAD * HEAD);
+    for (size_t i = 0; i < b->rows * WIDE; i++)
+        alpha[i] = 0.9f;
+    ns_l2norm_heads(&b->k, b->packed, WIDE, b->x, WIDE, b->rows, HEADS, HEAD, 1.0f);
+}
+
+static struct ns_work kda_recurrence(struct ns_bench *b)
+{
+    struct heads_call c = {b, b->rows};
+    double n = (double)HEADS * HEAD * HEAD;
+    if (b->fresh)
+        prepare_kda(b);
+    b->fresh = false;
+    ns_parallel(b->k.n_threads, HEADS, 4, kda_heads, &c);
+    return (struct ns_work){3.0 * n * (double)b->rows, 8.0 * n};
+}
+
+static void attend_rows(void *arg, size_t begin, size_t end, unsigned thread)
+{
+    struct heads_call *c = arg;
+    struct ns_bench *b = c->b;
+    uint32_t visible[HEADS];
+    struct ns_key_run keys = {b->aux, KEY, CONTEXT};
+    size_t bytes = ns_round_up(ns_attend_scratch(&b->k, HEADS, CONTEXT, KEY), NS_ALIGN);
+    for (size_t h = 0; h < HEADS; h++)
+        visible[h] = CONTEXT;
+    for (size_t i = begin; i < end; i++) /* queries and outputs of a position lie head after head */
+        ns_attend(&b->k, b->y, VALUE, b->x, KEY, HEADS, visible, &keys, 1, KEY, VALUE, 0.07f,
+                  (uint8_t *)b->scratch + thread * bytes);
+}
+
+static struct ns_work mla_attend(struct ns_bench *b)
+{
+    struct heads_call c = {b, 0};
+    size_t rows = b->rows < 64 ? b->rows : 64; /* positions are calls of their own: more of them change nothing */
+    ns_parallel(b->k.n_threads, rows, 1, attend_rows, &c);
+    double pairs = (double)rows * HEADS * CONTEXT;
+    return (struct ns_work){pairs * (KEY + VALUE), 4.0 * CONTEXT * KEY};
+}
+
+static void conv_channels(void *arg, size_t begin, size_t end, unsigned thread)
+{
+    (void)thread;
+    struct heads_call *c = arg;
+    struct ns_bench *b = c->b;
+    float *history = b->scratch;
+    ns_short_conv(&b->k, b->y + begin, WIDE, b->x + begin, WIDE, b->aux + begin * 4, 4, history + begin, WIDE, c->n,
+                  end - begin);
+}
+
+static struct ns_work short_conv(struct ns_bench *b)
+{
+    struct heads_call c = {b, b->rows};
+    ns_parallel(b->k.n_threads, WIDE, 1024, conv_channels, &c);
+    return (struct ns_work){4.0 * WIDE * (double)b->rows, 8.0 * WIDE * (double)b->rows};
+}
+
+static struct ns_work kda_decay(struct ns_bench *b)
+{
+    ns_kda_decay(&b->k, b->y, WIDE, b->x, WIDE, b->aux, b->aux, true, -5.0f, b->rows, HEADS, HEAD);
+    return (struct ns_work){0, 8.0 * WIDE * (double)b->rows};
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------------------------ */
+
+static struct ns_work rmsnorm(struct ns_bench *b)
+{
+    ns_rmsnorm(&b->k, b->y, HIDDEN, b->x, HIDDEN, b->aux, b->rows, HIDDEN, 1e-5f);
+    return (struct ns_work){0, 8.0 * HIDDEN * (double)b->rows};
+}
+
+static struct ns_work gated_norm(struct ns_bench *b)
+{
+    ns_gated_norm_heads(&b->k, b->y, WIDE, b->x, WIDE, b->aux, WIDE, b->aux, b->rows, HEADS, HEAD, 1e-5f);
+    return (struct ns_work){0, 12.0 * WIDE * (double)b->rows};
+}
+
+static struct ns_work attn_res_mix(struct ns_bench *b)
+{
+    const float *block[BLOCKS]; /* sources of their own as far as the weights' memory goes, then the same ones again */
+    size_t size = b->rows * HIDDEN, room = ns_bench_x_floats / size;
+    for (size_t i = 0; i < BLOCKS; i++)
+        block[i] = (i % 2 ? b->x : b->aux) + i / 2 % (room ? room : 1) * size;
+    ns_attn_res_mix(&b->k, b->y, HIDDEN, block, HIDDEN, BLOCKS, b->x, HIDDEN, b->aux, b->rows, HIDDEN, 1e-5f);
+    return (struct ns_work){(3.0 * BLOCKS + 3) * (double)size, (4.0 * BLOCKS + 8) * (double)size};
+}
+
+static struct ns_work situ(struct ns_bench *b)
+{
+    struct ns_act act = {true, 4.0f, 25.0f};
+    ns_activate(&b->k, b->y, INNER, b->x, INNER, b->aux, INNER, b->rows, INNER, &act);
+    return (struct ns_work){0, 12.0 * INNER * (double)b->rows};
+}
+
+static struct ns_work router(struct ns_bench *b)
+{
+    float *weights = b->scratch;
+    uint32_t *ids = (uint32_t *)b->packed;
+    uint8_t *ok = (uint8_t *)(weights + b->rows * CHOSEN);
+    struct ns_router r = {EXPERTS, CHOSEN, 1, 1, true, 1.0f, b->aux};
+    memcpy(b->y, b->x + b->turn % 512, b->rows * EXPERTS * sizeof *b->y);
+    ns_route(&b->k, ids, weights, b->y, EXPERTS, b->rows, &r, ok);
+    return (struct ns_work){0, 4.0 * EXPERTS * (double)b->rows};
+}
+
+static struct ns_work log_softmax(struct ns_bench *b)
+{
+    struct ns_head_row *row = b->scratch;
+    float *max = b->packed, *sum = b->y;
+    for (size_t i = 0; i < b->rows; i++)
+        row[i] = (struct ns_head_row){.n_top = 1, .finite = true};
+    ns_head_blocks(&b->k, row, max, sum, VOCABULARY / NS_HEAD_BLOCK, b->x, VOCABULARY, b->rows, 0, VOCABULARY);
+    return (struct ns_work){0, 4.0 * VOCABULARY * (double)b->rows};
+}
+
+const struct ns_subject ns_subjects[] = {
+    {"bf16_dense", 16, bf16_dense},
+    {"bf16_out", 16, bf16_out},
+    {"mxfp4_product", 16, mxfp4_product},
+    {"mxfp4_expert", 1, mxfp4_expert},
+    {"kda_recurrence", 16, kda_recurrence},
+    {"kda_decay", 16, kda_decay},
+    {"short_conv", 16, short_conv},
+    {"mla_attend", 1, mla_attend},
+    {"attn_res_mix", 16, attn_res_mix},
+    {"rmsnorm", 16, rmsnorm},
+    {"gated_norm", 16, gated_norm},
+    {"situ_activation", 16, situ},
+    {"router_topk", 16, router},
+    {"log_softmax", 16, log_softmax},
+};
+const size_t ns_subject_count = NS_COUNT(ns_subjects);
