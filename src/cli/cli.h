@@ -174,7 +174,7 @@ void ns_say_text(struct ns_cli *cli, const char *s, size_t n, bool multi_line);
 void ns_say_painted(struct ns_cli *cli, enum ns_paint paint, const char *s);
 /* A built text, as it is. Fails when its memory did. */
 NS_MUST_CHECK enum ns_code ns_say_built(struct ns_cli *cli, const struct ns_text *text, struct ns_error *err);
-/* Standard error, a line for people; nothing with --quiet. */
+/* Standard error, a line for people; nothing with --quiet, and nothing with --json: the answer has it. */
 void ns_note(struct ns_cli *cli, const char *fmt, ...) NS_PRINTF(2, 3);
 /* "nightshift: what: why (code). What to try." or the JSON object with --json. */
 void ns_complain(struct ns_cli *cli, enum ns_code code, const struct ns_error *err);

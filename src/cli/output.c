@@ -182,7 +182,7 @@ enum ns_code ns_say_built(struct ns_cli *cli, const struct ns_text *text, struct
 
 void ns_note(struct ns_cli *cli, const char *fmt, ...)
 {
-    if (cli->quiet)
+    if (cli->quiet || cli->json)
         return;
     char line[1024];
     va_list args;

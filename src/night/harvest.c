@@ -183,8 +183,9 @@ enum ns_code ns_night_harvest(struct ns_night *night, const struct ns_sched_outc
             continue; /* the first failure of a request is the one that counts */
         struct ns_refusal refusal;
         ns_refusal_of_error(outcome->failure[i].error, &refusal);
-        ns_log(NS_LOG_ERROR, "request %" PRId64 ": %s: %s", rider->claim->request_id,
-               outcome->failure[i].error->context, outcome->failure[i].error->message);
+        char text[512];
+        ns_error_text(outcome->failure[i].error, text, sizeof text);
+        ns_log(NS_LOG_ERROR, "request %" PRId64 ": %s", rider->claim->request_id, text);
         rc = ns_night_fail(night, rider, &refusal, outcome->failure[i].error->context, err);
     }
     for (size_t i = 0; rc == NS_OK && i < outcome->n_results; i++)

@@ -1,0 +1,155 @@
+#!/bin/bash
+# exit_code_test.sh - every exit code that can occur is caused here; the message has its three parts.
+. "$(dirname "$0")/harness.sh"
+
+line='{"custom_id":"a","prompt":"The capital of France is","max_tokens":3}'
+echo "$line" >one.jsonl
+
+# 64: wrong usage, in text and in JSON
+exits 64 "an unknown verb" frob
+check "it is named" err_has 'there is no verb "frob"'
+check "what to try" err_has 'Try "nightshift help"'
+exits 64 "an unknown option" status --frob
+exits 64 "a missing operand" get x
+exits 64 "an operand too many" init x
+exits 64 "a wrong value" run --memory none --model x
+exits 64 "run without a model" run
+exits 64 "JSON" frob --json
+check "an object" [ "$(field err '$.code') $(field err '$.type')" = "usage error" ]
+
+# 66: not found
+exits 66 "no queue" status
+check "the file is named" err_has "$NIGHTSHIFT_DB"
+check "what to try" err_has "nightshift init"
+exits 0 "init" init
+exits 66 "no such batch" show batch_00000000000000000000000000
+exits 66 "no batch at all" export @last
+exits 66 "no input" submit missing.jsonl
+exits 66 "no model" run --model missing
+batch=$("$NIGHTSHIFT" submit -q one.jsonl)
+exits 66 "no such request" get "$batch" b
+exits 66 "no such row" show '#99'
+
+# 73: cannot create
+exits 73 "init over a queue" init
+check "the queue is still there" [ "$("$NIGHTSHIFT" list --ids)" = "$batch" ]
+exits 73 "backup over a file" backup one.jsonl
+check "the file is whole" [ "$(cat one.jsonl)" = "$line" ]
+
+# 75: try later
+exits 75 "an unfinished batch" export "$batch"
+check "what to try" err_has "--partial"
+exits 75 "no result yet" get "$batch" a
+exits 75 "too little memory" run --model "$demo" --memory 1M
+check "nothing was lost" [ "$(sql "SELECT count(*) FROM requests WHERE state='queued'")" = 1 ]
+
+# 69: an instruction set that is not here
+case $(uname -m) in
+x86_64) exits 69 "--isa neon" run --model "$demo" --isa neon ;;
+*) exits 69 "--isa avx2" run --model "$demo" --isa avx2 ;;
+esac
+
+# 75: a second runner, named holder; C49: two at the same instant; 77: fenced off
+start run --model "$demo" --keep
+check "the runner is up" until_true 60 sh -c "[ \$(sqlite3 '$NIGHTSHIFT_DB' \"SELECT count(*) FROM requests WHERE state='done'\") = 1 ]"
+exits 75 "a second runner" run --model "$demo"
+check "the holder is named" err_has "pid $child"
+check "what to try" err_has "--takeover"
+exits 75 "the same in JSON" run --model "$demo" --json
+check "an object" [ "$(field err '$.code')" = busy ]
+sql "UPDATE runners SET state='lost', ended_at=1, end_reason='test' WHERE ended_at IS NULL" >/dev/null
+echo '{"custom_id":"b","prompt":"The capital of Italy is","max_tokens":3}' >two.jsonl
+exits 0 "more work" submit -q two.jsonl
+check "the fenced runner ends" until_true 60 sh -c "! kill -0 $child"
+end_of "$child"
+check "fenced: 77" [ "$rc" -eq 77 ]
+check "it wrote nothing" [ "$(sql "SELECT count(*) FROM requests WHERE state='queued'")" = 1 ]
+start run --model "$demo"
+first=$child
+start run --model "$demo"
+second=$child
+end_of "$first"
+a=$rc
+end_of "$second"
+check "of two runners one works, the other waits for another time or finds nothing to do" \
+    [ "$a:$rc" = 0:75 -o "$a:$rc" = 75:0 -o "$a:$rc" = 0:0 ]
+check "the work is done" [ "$(sql "SELECT count(*) FROM requests WHERE state='done'")" = 2 ]
+exits 0 "0: the queue is sound" doctor
+
+# 1 and 2: some failed, all failed
+printf '%s\n' "$line" '{"custom_id":"bad"}' >some.jsonl
+echo '{"custom_id":"bad"}' >all.jsonl
+some=$("$NIGHTSHIFT" submit -q some.jsonl)
+all=$("$NIGHTSHIFT" submit -q all.jsonl)
+exits 0 "run" run --model "$demo"
+exits 1 "export some" export "$some" -o some.out
+exits 73 "export into nowhere" export "$some" -o missing/out.jsonl
+exits 2 "export all" export "$all" -o all.out
+check "an empty file is not made" [ ! -e all.out ]
+exits 1 "summary of some" export --summary "$some"
+exits 2 "summary of all" export --summary "$all"
+exits 1 "wait for some" wait "$some"
+exits 2 "wait for all" wait "$all"
+
+# 130 and 143: interrupted before a safe point
+"$NIGHTSHIFT" submit -q --again one.jsonl >/dev/null
+for pair in INT:130 TERM:143; do
+    start wait @last
+    sleep 0.3
+    kill "-${pair%:*}" "$child"
+    end_of "$child"
+    check "${pair%:*}: ${pair#*:}" [ "$rc" -eq "${pair#*:}" ]
+done
+start run --model "$demo" --keep
+check "the runner has nothing left" until_true 60 sh -c \
+    "[ \$(sqlite3 '$NIGHTSHIFT_DB' \"SELECT count(*) FROM requests WHERE state IN ('queued','running')\") = 0 ]"
+kill -STOP "$child"
+kill -TERM "$child"
+kill -INT "$child"
+kill -CONT "$child"
+end_of "$child"
+check "two signals abandon: 130 or 143" [ "$rc" -eq 130 -o "$rc" -eq 143 ]
+exits 0 "the next run is fine" run --model "$demo"
+
+# 74: standard output is full
+if [ -e /dev/full ]; then
+    "$NIGHTSHIFT" list >/dev/full 2>err
+    rc=$?
+    check "standard output is full: 74" [ "$rc" -eq 74 ]
+    check "it says so" err_has "standard output"
+fi
+
+# 70: a bug
+"$NIGHTSHIFT" submit -q --again one.jsonl >/dev/null
+start wait @last
+sleep 0.3
+kill -ABRT "$child"
+end_of "$child"
+check "an assertion: 70" [ "$rc" -eq 70 ]
+check "a line to report" grep -q "Please report" bg.err
+
+# 65, 76: not a queue, a damaged one, a newer and an older one
+queue=$NIGHTSHIFT_DB
+sql 'PRAGMA wal_checkpoint(TRUNCATE)' >/dev/null
+export NIGHTSHIFT_DB=$work/other.db
+cp one.jsonl other.db
+exits 65 "not a database" status
+cp "$queue" other.db
+sqlite3 other.db 'PRAGMA user_version=99'
+exits 65 "a newer schema" status
+check "it says newer" err_has 99
+cp "$queue" other.db
+sqlite3 other.db 'PRAGMA user_version=0'
+exits 76 "an older schema" submit one.jsonl
+rm -f other.db*
+sqlite3 other.db 'CREATE TABLE t(x)'
+exits 65 "another database" status
+cp "$queue" other.db
+sqlite3 other.db "PRAGMA ignore_check_constraints=1; DROP TRIGGER results_once; DELETE FROM results"
+exits 65 "doctor finds what is wrong" doctor
+check "and names the rule" out_has "I1"
+cp "$demo/config.json" "$work/config.json"
+mkdir broken && cp "$demo"/* broken/ && truncate -s -1 broken/model-00002-of-000002.safetensors
+exits 65 "a damaged model" -d "$queue" run --model broken
+check "the file is named" err_has model-00002-of-000002.safetensors
+finish

@@ -1,0 +1,180 @@
+/* demo_kill_test.c - the real program on the demo model, killed (SIGKILL) or stopped (SIGTERM) at random moments until the
+ * queue is done. After every death doctor finds nothing; the digest of the results equals that of an undisturbed run.
+ * NS_BINARY: the program; NS_KILLS: deaths of each kind wanted; NS_SEED. */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define DEMO NS_SOURCE_DIR "/jobs/demo"
+
+static char dir[64], db[96];
+static const char *binary;
+
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+static pid_t start(char *const argv[], const char *out_path)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        if (!freopen(out_path, "w", stdout) || !freopen("/dev/null", "w", stderr))
+            _exit(126);
+        execv(binary, argv);
+        _exit(127);
+    }
+    return pid;
+}
+
+static int wait_for(pid_t pid)
+{
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+static int call(const char *out_path, const char *verb, const char *a, const char *b)
+{
+    char *argv[] = {"nightshift", "-d", db, (char *)(uintptr_t)verb, (char *)(uintptr_t)a, (char *)(uintptr_t)b, NULL};
+    int status = wait_for(start(argv, out_path));
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void new_queue(void)
+{
+    static int n;
+    snprintf(db, sizeof db, "%s/q%d.db", dir, n++);
+    assert_int_equal(call("/dev/null", "init", NULL, NULL), 0);
+    assert_int_equal(call("/dev/null", "submit", DEMO "/demo-choice.jsonl", NULL), 0);
+    assert_int_equal(call("/dev/null", "submit", DEMO "/demo-generate.jsonl", NULL), 0);
+}
+
+static pid_t start_run(const char *rows)
+{
+    char *argv[] = {"nightshift", "-d",       db,     "run",         "--model",
+                    DEMO,         "--memory", "400M", "--wave-rows", (char *)(uintptr_t)rows,
+                    NULL};
+    return start(argv, "/dev/null");
+}
+
+static void digest(char out[128])
+{
+    char path[96], export[96];
+    snprintf(path, sizeof path, "%s/summary", dir);
+    out[0] = '\0';
+    for (int i = 0; i < 2; i++) {
+        snprintf(export, sizeof export, "@last");
+        if (i == 1) { /* the older batch is the choices */
+            char list[96];
+            snprintf(list, sizeof list, "%s/list", dir);
+            assert_int_equal(call(list, "list", "--ids", NULL), 0);
+            FILE *in = fopen(list, "r");
+            assert_non_null(in);
+            assert_non_null(fgets(export, sizeof export, in));
+            fclose(in);
+            export[strcspn(export, "\n")] = '\0';
+        }
+        assert_int_equal(call(path, "export", "--summary", export), 0);
+        FILE *in = fopen(path, "r");
+        assert_non_null(in);
+        char line[256];
+        while (fgets(line, sizeof line, in))
+            if (strncmp(line, "results:", 8) == 0)
+                strncat(out, line + 8, 127 - strlen(out));
+        fclose(in);
+    }
+    assert_true(strlen(out) > 20);
+}
+
+static void check_queue(void)
+{
+    assert_int_equal(call("/dev/null", "doctor", NULL, NULL), 0);
+}
+
+/* Runs and hits the process after a random time; true when the queue was done before that. */
+static bool hit_once(uint64_t *rnd, int signal_no, uint64_t whole_us)
+{
+    char rows[16];
+    snprintf(rows, sizeof rows, "%u", (unsigned)(16 + next_random(rnd) % 300));
+    pid_t pid = start_run(rows);
+    usleep((useconds_t)(next_random(rnd) % whole_us));
+    kill(pid, signal_no);
+    int status = wait_for(pid);
+    if (signal_no == SIGKILL && WIFSIGNALED(status))
+        return false;
+    assert_true(WIFEXITED(status) || WTERMSIG(status) == signal_no); /* a TERM before the handler is in place */
+    if (WIFEXITED(status))
+        assert_int_equal(WEXITSTATUS(status), 0);
+    char path[96], line[64] = "";
+    snprintf(path, sizeof path, "%s/left", dir);
+    assert_int_equal(call(path, "list", "-r", "--state=queued"), 0);
+    FILE *in = fopen(path, "r");
+    assert_non_null(in);
+    int n = 0;
+    while (fgets(line, sizeof line, in))
+        n += strchr(line, '#') != NULL;
+    fclose(in);
+    return n == 0;
+}
+
+static void hit_until_done(int signal_no, uint64_t wanted, uint64_t *rnd)
+{
+    new_queue();
+    uint64_t began = ns_clock_mono_ns();
+    assert_int_equal(WEXITSTATUS(wait_for(start_run("256"))), 0);
+    uint64_t whole_us = (ns_clock_mono_ns() - began) / 1000;
+    char want[128], got[128];
+    digest(want);
+    uint64_t hits = 0;
+    while (hits < wanted) {
+        new_queue();
+        for (bool done = false; !done;) {
+            done = hit_once(rnd, signal_no, whole_us);
+            hits += done ? 0 : 1;
+            check_queue();
+        }
+        digest(got);
+        assert_string_equal(got, want);
+    }
+    print_message("%llu hits by signal %d\n", (unsigned long long)hits, signal_no);
+}
+
+static void killed_and_stopped_runs_end_like_undisturbed_ones(void **state)
+{
+    (void)state;
+    const char *kills = getenv("NS_KILLS"), *seed = getenv("NS_SEED");
+    uint64_t wanted = kills ? strtoull(kills, NULL, 10) : 10, rnd = seed ? strtoull(seed, NULL, 10) : 1;
+    print_message("seed %llu\n", (unsigned long long)rnd);
+    binary = getenv("NS_BINARY");
+    assert_non_null(binary);
+    strcpy(dir, "/tmp/demo_kill_XXXXXX");
+    assert_non_null(mkdtemp(dir));
+    hit_until_done(SIGKILL, wanted, &rnd);
+    hit_until_done(SIGTERM, wanted, &rnd);
+    char remove[96];
+    snprintf(remove, sizeof remove, "rm -rf %s", dir);
+    assert_int_equal(system(remove), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(killed_and_stopped_runs_end_like_undisturbed_ones)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
