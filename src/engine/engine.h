@@ -104,6 +104,26 @@ NS_MUST_CHECK enum ns_code ns_seq_open(struct ns_engine *engine, struct ns_seq *
 void ns_seq_close(struct ns_seq *seq); /* NULL is fine */
 uint32_t ns_seq_positions(const struct ns_seq *seq);
 
+/* ---- snapshots (snapshot.c): a kept sequence as a checked side file ----------------------------------------------- */
+
+#define NS_ENGINE_ABI 1 /* what states in files mean; another number is refused */
+
+struct ns_snapshot {
+    uint64_t seq_id, runner;   /* the caller's names */
+    uint32_t from_pos, to_pos; /* positions in the file; from_pos 0: a base, else a delta */
+    uint64_t bytes;
+    char checksum[NS_SHA256_HEX]; /* hex of 16 bytes */
+};
+/* Writes recurrent state and positions from .. end to path (a file that is there goes) and syncs it; renaming it into
+ * place and syncing the folder are the caller's. seq has positions. Errors: NS_FULL, NS_IO; nothing is left at path. */
+NS_MUST_CHECK enum ns_code ns_seq_save(const struct ns_seq *seq, const char *path, uint64_t seq_id, uint64_t runner,
+                                       uint32_t from, struct ns_snapshot *out, struct ns_error *err);
+/* Base and deltas in order into an empty sequence. want: what the caller's rows say (checksum "": not compared).
+ * NS_CORRUPT: another model, engine, contract, position or a wrong sum; NS_NOINPUT, NS_IO, NS_BUDGET. The sequence is then
+ * empty, and replaying gives the same bits. */
+NS_MUST_CHECK enum ns_code ns_seq_load(struct ns_seq *seq, const char *const *path, const struct ns_snapshot *want,
+                                       size_t n, struct ns_error *err);
+
 /* ---- waves ------------------------------------------------------------------------------------------------------------------------ */
 
 #define NS_NO_PARENT UINT32_MAX
@@ -175,5 +195,28 @@ const struct ns_error *ns_wave_fault(const struct ns_wave *wave, size_t segment)
 void ns_wave_stats_get(const struct ns_wave *wave, struct ns_wave_stats *out);
 /* Before done: abandons it, as after an error. NULL is fine. */
 void ns_wave_close(struct ns_wave *wave);
+
+/* ---- suspended waves (suspend.c) -------------------------------------------------------------------------------------- */
+
+struct ns_suspend {
+    uint64_t bytes;
+    char checksum[NS_SHA256_HEX]; /* hex of 16 bytes */
+    uint32_t next_layer;
+};
+/* Writes a wave that is between two steps (at least one was done, not all) to path and syncs it: description, rows,
+ * residual sources, and the sequences it starts from or makes. notes are the caller's, given back when it is resumed.
+ * The wave stays as it is. Errors: NS_FULL, NS_IO; nothing is left at path. */
+NS_MUST_CHECK enum ns_code ns_wave_suspend(struct ns_wave *wave, const char *path, const void *notes, size_t n_notes,
+                                           struct ns_suspend *out, struct ns_error *err);
+/* The wave again, at the layer where it stopped. want: what the caller's row says. *out owns the description (borrowed by
+ * the wave, so it is closed after the wave); the sequences named in it are the caller's from here on.
+ * NS_CORRUPT: another model, engine, contract, size or sum; NS_BUDGET: does not fit. Nothing is left then. */
+struct ns_suspended;
+NS_MUST_CHECK enum ns_code ns_wave_resume(struct ns_engine *engine, const char *path, const struct ns_suspend *want,
+                                          const struct ns_probe *probe, struct ns_suspended **out,
+                                          struct ns_wave **wave, struct ns_error *err);
+const struct ns_wave_desc *ns_suspended_desc(const struct ns_suspended *suspended);
+const void *ns_suspended_notes(const struct ns_suspended *suspended, size_t *n);
+void ns_suspended_close(struct ns_suspended *suspended); /* NULL is fine */
 
 #endif

@@ -28,6 +28,7 @@ struct ns_engine {
  * written again; the last, unfull page of a sequence is its own. */
 struct ns_page {
     uint32_t n_refs; /* tables that name it */
+    uint32_t number; /* in the file being written; otherwise meaningless */
     float *data;
 };
 

@@ -11,35 +11,10 @@
  *   3. After an error, or when abandoned, no into sequence holds anything.         (wave_test: abandoned_wave)
  *   4. A result never comes from a wave with a failed read or a changed file.      (fault_test: read_errors)
  * THREADS  One driving thread. */
-#include "engine/engine_impl.h"
+#include "engine/wave_impl.h"
 
 #include <assert.h>
-#include <stdio.h>
-
-struct fault {
-    enum ns_code code; /* NS_OK: none */
-    uint32_t layer, position, expert;
-    const char *what; /* static */
-};
-
-struct ns_wave {
-    struct ns_engine *engine;
-    const struct ns_segment *segment;
-    size_t n_segments;
-    struct ns_lineage lineage;
-    struct ns_asks asks;
-    struct ns_rows rows;
-    struct ns_pass pass;
-    uint32_t *token; /* [n_rows] */
-    struct fault *fault;
-    bool *failed, *sound; /* [n_segments]: failed, and its opposite */
-    struct ns_error fault_text;
-    uint32_t next; /* 0: embedding, 1 + layer, 1 + layers: head, 2 + layers: done */
-    bool began, broken;
-    struct ns_store_stats before;
-    uint64_t wall_ns;
-    struct ns_wave_stats stats;
-};
+#include <string.h>
 
 /* ---- opening ------------------------------------------------------------------------------------------------------------------- */
 
@@ -56,6 +31,13 @@ static size_t segment_of(const struct ns_wave *w, uint32_t row)
     return low;
 }
 
+void ns_wave_mark(struct ns_wave *w, size_t segment)
+{
+    const struct ns_seg *seg = &w->lineage.seg[segment];
+    w->failed[segment] = true;
+    memset(w->rows.dead + seg->row, 1, seg->n);
+}
+
 static void fail_row(void *arg, enum ns_code code, uint32_t layer, uint32_t row, uint32_t expert, const char *what)
 {
     struct ns_wave *w = (struct ns_wave *)arg;
@@ -63,7 +45,7 @@ static void fail_row(void *arg, enum ns_code code, uint32_t layer, uint32_t row,
     const struct ns_seg *seg = &w->lineage.seg[s];
     if (w->failed[s])
         return;
-    w->fault[s] = (struct fault){
+    w->fault[s] = (struct ns_wave_fault_note){
         .code = code, .layer = layer, .position = seg->start + (row - seg->row), .expert = expert, .what = what};
     for (size_t i = s; i < w->n_segments; i++) {
         bool descends = i == s || (w->segment[i].parent != NS_NO_PARENT && w->segment[i].parent >= s &&
@@ -72,9 +54,7 @@ static void fail_row(void *arg, enum ns_code code, uint32_t layer, uint32_t row,
             continue;
         if (i != s)
             w->fault[i] = w->fault[w->segment[i].parent];
-        w->failed[i] = true;
-        for (uint32_t t = 0; t < w->lineage.seg[i].n; t++)
-            w->rows.dead[w->lineage.seg[i].row + t] = 1;
+        ns_wave_mark(w, i);
     }
 }
 
@@ -83,7 +63,7 @@ static enum ns_code open_rows(struct ns_wave *w, const struct ns_probe *probe, s
     struct ns_engine *e = w->engine;
     size_t n = w->lineage.n_rows;
     w->token = (uint32_t *)ns_budget_take(e->budget, n * sizeof *w->token, err);
-    w->fault = (struct fault *)ns_budget_take(e->budget, w->n_segments * sizeof *w->fault, err);
+    w->fault = (struct ns_wave_fault_note *)ns_budget_take(e->budget, w->n_segments * sizeof *w->fault, err);
     w->failed = (bool *)ns_budget_take(e->budget, w->n_segments * sizeof *w->failed, err);
     w->sound = (bool *)ns_budget_take(e->budget, w->n_segments * sizeof *w->sound, err);
     if (!w->token || !w->fault || !w->failed || !w->sound)
@@ -146,8 +126,7 @@ enum ns_code ns_wave_open(struct ns_engine *engine, const struct ns_wave_desc *d
 
 /* ---- stepping -------------------------------------------------------------------------------------------------------------------- */
 
-/* From here on the sequences that the wave goes into are not what they were. first: the layer it starts with. */
-static enum ns_code begin(struct ns_wave *w, uint32_t first_layer, struct ns_error *err)
+enum ns_code ns_wave_begin(struct ns_wave *w, uint32_t first_layer, struct ns_error *err)
 {
     const size_t *first;
     const struct ns_tile *tile = ns_model_tiles(w->engine->model, &first);
@@ -248,7 +227,7 @@ enum ns_code ns_wave_step(struct ns_wave *w, bool *done, struct ns_error *err)
     uint64_t start = ns_clock_mono_ns();
     enum ns_code rc = NS_OK;
     if (!w->began)
-        rc = begin(w, 0, err);
+        rc = ns_wave_begin(w, 0, err);
     if (rc == NS_OK) {
         if (w->next == 0)
             rc = ns_pass_embed(&w->pass, w->token, err);
@@ -283,7 +262,7 @@ const struct ns_answer *ns_wave_answers(const struct ns_wave *w)
 const struct ns_error *ns_wave_fault(const struct ns_wave *wave, size_t segment)
 {
     struct ns_wave *w = (struct ns_wave *)(uintptr_t)wave; /* the text is a cache, not part of the wave's state */
-    const struct fault *f = &w->fault[segment];
+    const struct ns_wave_fault_note *f = &w->fault[segment];
     if (f->code == NS_OK)
         return NULL;
     ns_error_clear(&w->fault_text);
