@@ -42,6 +42,19 @@ enum ns_retry ns_code_retry(enum ns_code code)
     return row_of(code)->retry;
 }
 
+/* Messages quote names from files and are cut to size; what goes into a result must still be UTF-8. */
+static void keep_utf8(char *text)
+{
+    size_t n = strlen(text);
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        int k = ns_utf8_next((const uint8_t *)text + i, n - i, &cp);
+        if (k <= 0)
+            text[i] = '?';
+        i += k > 0 ? (size_t)k : 1;
+    }
+}
+
 enum ns_code ns_error_set(struct ns_error *err, enum ns_code code, const char *fmt, ...)
 {
     if (!err || err->code != NS_OK)
@@ -54,6 +67,7 @@ enum ns_code ns_error_set(struct ns_error *err, enum ns_code code, const char *f
     va_end(args);
     if (n < 0)
         err->message[0] = '\0';
+    keep_utf8(err->message);
     return code;
 }
 
@@ -70,6 +84,7 @@ enum ns_code ns_error_wrap(struct ns_error *err, enum ns_code code, const char *
     va_end(args);
     if (n < 0)
         return code;
+    keep_utf8(what);
     size_t used = strlen(what), old = strlen(err->context);
     if (old > 0 && used + 2 + old < sizeof what) {
         memcpy(what + used, ": ", 2);

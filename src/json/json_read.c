@@ -56,6 +56,9 @@ static size_t too_deep(const char *text, size_t n)
 
 enum ns_code ns_json_parse(const char *text, size_t n, struct ns_json **out, struct ns_error *err)
 {
+    const char *nul = n > 0 ? memchr(text, '\0', n) : NULL;
+    if (nul) /* the library would pass over it */
+        return ns_error_set(err, NS_INPUT, "byte %zu: a NUL byte in JSON", (size_t)(nul - text) + 1);
     size_t deep = too_deep(text, n);
     if (deep < n)
         return ns_error_set(err, NS_INPUT, "byte %zu: JSON nests deeper than %d levels", deep + 1, NS_JSON_MAX_DEPTH);

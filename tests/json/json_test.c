@@ -105,6 +105,23 @@ static void refuses_what_is_not_strict(void **state)
     }
 }
 
+static void refuses_raw_nul_bytes(void **state)
+{
+    (void)state;
+
+    static const struct {
+        const char *text;
+        size_t n;
+    } bad[] = {{"2\0", 2}, {"\0", 1}, {"[1,\0 2]", 7}, {"\"a\0b\"", 5}, {"{\"a\":1}\0", 8}};
+
+    for (size_t i = 0; i < NS_COUNT(bad); i++) {
+        struct ns_json *doc = NULL;
+        struct ns_error err = {0};
+        assert_int_equal(ns_json_parse(bad[i].text, bad[i].n, &doc, &err), NS_INPUT);
+        assert_non_null(strstr(err.message, "NUL byte"));
+    }
+}
+
 static void refuses_deep_nesting(void **state)
 {
     (void)state;
@@ -291,6 +308,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_every_type),
         cmocka_unit_test(refuses_what_is_not_strict),
+        cmocka_unit_test(refuses_raw_nul_bytes),
         cmocka_unit_test(refuses_deep_nesting),
         cmocka_unit_test(parse_survives_every_failed_allocation),
         cmocka_unit_test(numbers_are_the_shortest_that_read_back),
