@@ -73,7 +73,7 @@ CREATE TABLE requests (
   not_before INTEGER NOT NULL DEFAULT 0,
   tries INTEGER NOT NULL DEFAULT 0,
   suspect INTEGER NOT NULL DEFAULT 0,           -- deaths of runners since its last committed wave
-  alone INTEGER NOT NULL DEFAULT 0,             -- of these, with no other request running
+  alone INTEGER NOT NULL DEFAULT 0,             -- of these, with no other request running, weighed by poison.c
   skips INTEGER NOT NULL DEFAULT 0,
   cost INTEGER NOT NULL DEFAULT 1,              -- estimated tokens, for fair shares among batches
   extra_tries INTEGER NOT NULL DEFAULT 0,       -- granted by retry

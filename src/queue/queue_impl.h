@@ -124,6 +124,16 @@ NS_MUST_CHECK enum ns_code ns_request_close(struct ns_runner *r, int64_t request
                                             enum ns_end end, const struct ns_result *result, const char *error,
                                             int64_t now_ms, struct ns_error *err);
 
+/* ---- poison.c: who kills runners ----------------------------------------------------------------------------------- */
+
+/* Inside the takeover: what was running under a runner that died in this boot becomes more suspect. */
+NS_MUST_CHECK enum ns_code ns_blame(struct ns_runner *r, int64_t dead, struct ns_error *err);
+/* Requests that died alone too often end as worker_crashed. */
+NS_MUST_CHECK enum ns_code ns_condemn(struct ns_runner *r, int64_t runner_id, int64_t now_ms, struct ns_error *err);
+/* A file that shows whether this runner crashed or was killed. */
+NS_MUST_CHECK enum ns_code ns_mark_begin(struct ns_runner *r, struct ns_error *err);
+void ns_mark_end(struct ns_runner *r);
+
 /* ---- state.c ------------------------------------------------------------------------------------------------------------ */
 
 /* Inside the wave's transaction: the new row, and the rows it replaces go. Their files are unlinked by swap_done, after

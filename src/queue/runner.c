@@ -129,7 +129,6 @@ static enum ns_code take_lane(struct ns_runner *r, const struct ns_runner_option
 
 /* ---- registering ------------------------------------------------------------------------------------------------------------ */
 
-/* Suspicion grows only with a process that died in this boot: a power cut is nobody's fault. */
 static enum ns_code take_back(struct ns_runner *r, int64_t dead, bool blame, int64_t now, int64_t *n,
                               struct ns_error *err)
 {
@@ -138,11 +137,13 @@ static enum ns_code take_back(struct ns_runner *r, int64_t dead, bool blame, int
                    "UPDATE attempts SET ended_at = ?, outcome = 'lost' WHERE ended_at IS NULL AND request_id"
                    " IN (SELECT id FROM requests WHERE runner_id = ? AND state = 'running')",
                    "ii", now, dead);
+    if (rc == NS_OK && blame)
+        rc = ns_blame(r, dead, err);
     if (rc == NS_OK)
-        rc = ns_sql_run(r->q, err,
-                        "UPDATE requests SET state = 'queued', runner_id = NULL, suspect = suspect + ?"
-                        " WHERE runner_id = ? AND state = 'running'",
-                        "ii", (int64_t)blame, dead);
+        rc = ns_sql_run(
+            r->q, err,
+            "UPDATE requests SET state = 'queued', runner_id = NULL WHERE runner_id = ? AND state = 'running'", "i",
+            dead);
     if (rc == NS_OK)
         *n += ns_sql_changes(r->q);
     if (rc == NS_OK)
@@ -176,6 +177,8 @@ static enum ns_code register_runner(struct ns_runner *r, struct ns_runner_start_
                         "tttiitiii", r->lane, ns_host_name(), ns_host_boot_id(), ns_host_pid(),
                         ns_host_pid_start(ns_host_pid()), NS_VERSION, ns_clock_boot_ms(), now, now);
     int64_t id = sqlite3_last_insert_rowid(r->q->db);
+    if (rc == NS_OK)
+        rc = ns_condemn(r, id, now, err);
     if (rc == NS_OK)
         rc = ns_settle(r->q, now, err);
     if (rc == NS_OK && report->lost_runners > 0) {
@@ -274,6 +277,8 @@ static enum ns_code start(struct ns_runner *r, const struct ns_runner_options *o
         rc = register_runner(r, report, err);
     if (rc == NS_OK)
         rc = ns_state_sweep(r, &report->swept_files, err);
+    if (rc == NS_OK)
+        rc = ns_mark_begin(r, err);
     if (rc == NS_OK && !o->single_owner) {
         r->mu = ns_mutex_open();
         r->wake = ns_cond_open();
@@ -314,6 +319,7 @@ void ns_runner_abandon(struct ns_runner *runner)
     if (!runner)
         return;
     stop_heartbeat(runner);
+    ns_crash_mark_close();
     ns_cond_close(runner->wake);
     ns_mutex_close(runner->mu);
     ns_queue_close(runner->q);
@@ -374,6 +380,8 @@ static enum ns_code close_row(struct ns_runner *r, const char *reason, struct ns
     ns_crash_point("stop.before_commit");
     rc = ns_write_end(r->q, rc, err);
     ns_crash_point("stop.after_commit");
+    if (rc == NS_OK)
+        ns_mark_end(r);
     return rc;
 }
 

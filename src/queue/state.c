@@ -104,6 +104,8 @@ static enum ns_code sweep_one(void *arg, const char *name, uint64_t bytes, struc
     (void)bytes;
     struct sweep *s = arg;
     int64_t named = 0;
+    if (strncmp(name, "crash-", 6) == 0) /* marks, not state: read by the takeover, useless afterwards */
+        return unlink_state(s->r, name, err);
     enum ns_code rc = ns_sql_value(s->r->q, &named, NULL, err,
                                    "SELECT EXISTS (SELECT 1 FROM state_files WHERE rel_path = ?1) OR"
                                    " EXISTS (SELECT 1 FROM suspends WHERE rel_path = ?1)",

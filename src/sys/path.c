@@ -107,8 +107,10 @@ enum ns_code ns_file_replace(const char *path, const void *bytes, size_t n, stru
     if (rc != NS_OK || (rc = ns_file_open(temp, NS_FILE_CREATE, &f, err)) != NS_OK)
         return rc;
     rc = ns_file_write(f, bytes, n, 0, err);
+    ns_crash_point("file.written");
     if (rc == NS_OK)
         rc = ns_file_sync(f, err);
+    ns_crash_point("file.synced");
     enum ns_code closed = ns_file_close(f, rc == NS_OK ? err : NULL);
     rc = rc == NS_OK ? closed : rc;
     if (rc == NS_OK)
@@ -117,7 +119,10 @@ enum ns_code ns_file_replace(const char *path, const void *bytes, size_t n, stru
         ns_code_ignore(ns_file_unlink(temp, NULL)); /* the first error is the one to report */
         return rc;
     }
-    return ns_dir_sync(dir, err);
+    ns_crash_point("file.renamed");
+    rc = ns_dir_sync(dir, err);
+    ns_crash_point("file.dir_synced");
+    return rc;
 }
 
 enum ns_code ns_dir_make(const char *path, struct ns_error *err)

@@ -1,10 +1,14 @@
 /* signal.c - signals counted into flags. The first of SIGTERM, SIGINT, SIGHUP asks for a polite stop, the second says
- * abandon; SIGUSR1 is a question about progress; SIGPIPE is an error of the write that caused it. */
+ * abandon; SIGUSR1 is a question about progress; SIGPIPE is an error of the write that caused it. A crash leaves a mark in
+ * a file, so that a successor can tell a program that broke from one that was killed. */
 #include "sys/sys_impl.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 /* lock-free atomics: the only objects a handler may touch */
 static _Atomic unsigned stop_count;
@@ -60,4 +64,44 @@ void ns_signal_reset(void)
 bool ns_signal_take_usr1(void)
 {
     return atomic_exchange(&usr1_seen, false);
+}
+
+/* ---- the mark of a crash -------------------------------------------------------------------------------------------- */
+
+static _Atomic int mark_fd = -1; /* lock-free: the handler reads it */
+
+static void on_crash(int number)
+{
+    int fd = atomic_load(&mark_fd);
+    char digits[2] = {(char)('0' + number / 10), (char)('0' + number % 10)};
+    if (fd >= 0 && write(fd, digits, sizeof digits) < 0)
+        fd = -1;   /* nothing more can be done here */
+    raise(number); /* SA_RESETHAND: this time for good */
+}
+
+enum ns_code ns_crash_mark_open(const char *path, struct ns_error *err)
+{
+    static const int fatal[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    ns_crash_mark_close();
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return ns_sys_fail(err, ns_sys_write_code(errno, NS_CANTCREAT), "creating", path, errno);
+    atomic_store(&mark_fd, fd);
+    for (size_t i = 0; i < NS_COUNT(fatal); i++) {
+        struct sigaction sa, old;
+        memset(&sa, 0, sizeof sa);
+        sigemptyset(&sa.sa_mask);
+        sa.sa_handler = on_crash;
+        sa.sa_flags = (int)SA_RESETHAND;
+        if (sigaction(fatal[i], NULL, &old) == 0 && old.sa_handler == SIG_DFL) /* a sanitizer keeps its own */
+            sigaction(fatal[i], &sa, NULL);
+    }
+    return NS_OK;
+}
+
+void ns_crash_mark_close(void)
+{
+    int fd = atomic_exchange(&mark_fd, -1);
+    if (fd >= 0)
+        close(fd); /* nothing was written */
 }

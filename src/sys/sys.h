@@ -181,5 +181,9 @@ unsigned ns_signal_count(void); /* 0 none, 1 stop politely, 2 abandon */
 int ns_signal_last(void);
 void ns_signal_reset(void);
 bool ns_signal_take_usr1(void); /* true once per SIGUSR1 */
+/* From now on a crash of this process (abort, segmentation fault ...) leaves path non-empty; it is made empty first. A
+ * SIGKILL leaves it empty. One mark per process. */
+NS_MUST_CHECK enum ns_code ns_crash_mark_open(const char *path, struct ns_error *err);
+void ns_crash_mark_close(void); /* the file stays */
 
 #endif

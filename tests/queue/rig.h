@@ -13,6 +13,8 @@ struct rig {
     struct ns_queue *q; /* a writing connection */
     struct ns_runner *r;
     struct ns_job_model model;
+    bool states;        /* waves write side files */
+    const char *poison; /* a wave with this request aborts the process */
 };
 
 #define FAKE_FINGERPRINT "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
@@ -243,6 +245,34 @@ static inline enum ns_code rig_wave(struct rig *g, struct rig_work *w, struct ns
         }
         free(out);
     }
+    struct ns_state_file *state = calloc(n_seqs + 1, sizeof *state);
+    char(*name)[64] = calloc(n_seqs + 1, sizeof *name);
+    size_t n_states = 0;
+    for (size_t i = 0; i < w->n; i++) {
+        if (g->poison && strcmp(w->claim[i]->custom_id, g->poison) == 0)
+            abort();
+        for (size_t j = 0; g->states && j < w->claim[i]->n_seqs; j++) {
+            struct ns_claim_seq *s = &w->claim[i]->seq[j];
+            char path[NS_PATH_SIZE + 128];
+            bool over = false;
+            for (size_t e = 0; e < n_ends; e++)
+                over = over || end[e].request_id == w->claim[i]->request_id;
+            if (s->prompt.is_score || over)
+                continue;
+            snprintf(name[n_states], sizeof name[0], "%" PRId64 "-%u-%" PRId64 ".st", s->seq_id, s->n_out + 1,
+                     ns_runner_id(g->r));
+            snprintf(path, sizeof path, "%s/%s", ns_runner_state_dir(g->r), name[n_states]);
+            RIG_OK(ns_file_replace(path, "state", 5, err));
+            state[n_states] = (struct ns_state_file){.seq_id = s->seq_id,
+                                                     .to_pos = s->n_out + 1,
+                                                     .rel_path = name[n_states],
+                                                     .bytes = 5,
+                                                     .checksum = "c",
+                                                     .fingerprint = FAKE_FINGERPRINT,
+                                                     .engine_abi = 1};
+            n_states++;
+        }
+    }
     struct ns_wave_record wave = {.kind = "mixed",
                                   .began_at_ms = ns_clock_wall_ms(),
                                   .ended_at_ms = ns_clock_wall_ms(),
@@ -254,7 +284,9 @@ static inline enum ns_code rig_wave(struct rig *g, struct rig_work *w, struct ns
                                     .end = end,
                                     .n_ends = n_ends,
                                     .progressed = progressed,
-                                    .n_progressed = w->n};
+                                    .n_progressed = w->n,
+                                    .state = state,
+                                    .n_states = n_states};
     enum ns_code rc = ns_runner_commit(g->r, &commit, NULL, control, why);
     size_t kept = 0, ended = 0;
     for (size_t i = 0; rc == NS_OK && i < w->n; i++) {
@@ -278,7 +310,45 @@ static inline enum ns_code rig_wave(struct rig *g, struct rig_work *w, struct ns
     free(end);
     free(result);
     free(progressed);
+    free(state);
+    free(name);
     return rc;
+}
+
+/* I4: every committed token is the one an undisturbed run has at its place. */
+static inline void rig_check_tokens(struct rig *g)
+{
+    sqlite3_stmt *stmt = NULL;
+    static const char sql[] =
+        "SELECT r.custom_id, c.pos, c.n, c.tokens FROM seq_chunks c JOIN sequences s ON s.id = c.seq_id"
+        " JOIN requests r ON r.id = s.request_id";
+    assert_int_equal(sqlite3_prepare_v2(g->q->db, sql, -1, &stmt, NULL), SQLITE_OK);
+    while (sqlite3_step(stmt) == SQLITE_ROW) {
+        const char *id = (const char *)sqlite3_column_text(stmt, 0);
+        struct ns_request r = {.custom_id = {id, strlen(id)}};
+        for (int i = 0; i < sqlite3_column_int(stmt, 2); i++)
+            assert_int_equal(ns_le32((const uint8_t *)sqlite3_column_blob(stmt, 3) + 4 * i),
+                             rig_token(&r, (uint32_t)(sqlite3_column_int(stmt, 1) + i)));
+    }
+    sqlite3_finalize(stmt);
+}
+
+/* One hash over all results, in the order of their ids: the same for every run of the same file. */
+static inline void rig_digest(struct rig *g, char hex[NS_SHA256_HEX])
+{
+    sqlite3_stmt *stmt = NULL;
+    struct ns_sha256 *hash = ns_sha256_open();
+    uint8_t sum[NS_SHA256_BYTES];
+    assert_int_equal(sqlite3_prepare_v2(g->q->db,
+                                        "SELECT r.custom_id || r.state || x.content_sha256 || x.completion_tokens FROM"
+                                        " requests r JOIN results x ON x.request_id = r.id ORDER BY r.custom_id",
+                                        -1, &stmt, NULL),
+                     SQLITE_OK);
+    while (sqlite3_step(stmt) == SQLITE_ROW)
+        ns_sha256_add(hash, sqlite3_column_text(stmt, 0), (size_t)sqlite3_column_bytes(stmt, 0));
+    sqlite3_finalize(stmt);
+    ns_sha256_close(hash, sum);
+    ns_hex(sum, sizeof sum, hex);
 }
 
 /* Everything that is queued, at most n at a time. */
