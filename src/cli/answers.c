@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { PROMPT_WIDTH = 52, ANSWER_WIDTH = 32 };
+enum { PROMPT_WIDTH = 52, ANSWER_WIDTH = 40 };
 
 void ns_answer_titles(struct ns_table *table)
 {
@@ -83,7 +83,9 @@ enum ns_code ns_answer_row(struct ns_cli *cli, const struct ns_request_info *r, 
     if (rc == NS_OK) {
         ns_table_cell(table, "%s", r->custom_id ? r->custom_id : "-");
         add_cut(table, question.s, question.n, PROMPT_WIDTH);
-        add_cut(table, answer.data ? answer.data : "", answer.n, ANSWER_WIDTH);
+        const char *shown = answer.data ? answer.data : "";
+        size_t blank = strspn(shown, " \n");
+        add_cut(table, shown + blank, answer.n - blank, ANSWER_WIDTH);
         add_cut(table, expected.s, expected.n, ANSWER_WIDTH);
         ns_table_cell(table, "%s", verdict_of(r));
     }

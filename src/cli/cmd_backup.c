@@ -4,7 +4,7 @@
 enum ns_code ns_cmd_backup(struct ns_cli *cli, struct ns_error *err)
 {
     struct ns_queue *queue = NULL;
-    enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_READ, &queue, err);
+    enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_WRITE, &queue, err);
     if (rc == NS_OK)
         rc = ns_queue_backup(queue, cli->args.operand[0], err);
     ns_queue_close(queue);

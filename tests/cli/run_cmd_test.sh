@@ -163,6 +163,8 @@ answers "$choice" >choice.got
 answers "$generate" >generate.got
 check "the same choices" cmp -s choice.want choice.got
 check "the same answers" cmp -s generate.want generate.got
+exits 0 "summary after the kill" export --summary "$choice" # C58: the score is of all rows
+check "all 200 count" out_has "right: 200 of 200"
 check "a second attempt" [ "$(sql 'SELECT max(n) FROM (SELECT count(*) n FROM attempts GROUP BY request_id)')" -ge 2 ]
 
 # ---- C67: TERM stops politely, exits 0, or 75 with --require-done; the rest is done later
