@@ -23,9 +23,9 @@
 #include <assert.h>
 #include <math.h>
 
-#define SLOW_DECAY  0.95 /* per wave */
-#define FAST_DECAY  0.5
-#define FAST_WEIGHT 0.3
+#define SLOW_DECAY  0.98 /* per wave */
+#define FAST_DECAY  0.4
+#define FAST_WEIGHT 0.2
 #define SAMPLE      256
 #define UNIT_MAX    1e30
 #define RANDOM_MUL  6364136223846793005u /* a 64-bit linear congruential step; the upper half is used */
