@@ -98,7 +98,7 @@ static bool drop_idle(struct ns_sched *s, bool covered)
         const struct ns_kept *kept = &s->kept[i];
         if (kept->starts > 0 || (kept->cover > 0) != covered)
             continue;
-        s->extra -= covered ? 0 : kept->bytes;
+        ns_ledger_less(s, covered ? 0 : kept->bytes);
         ns_ledger_drop(s, kept->node);
         return true;
     }

@@ -104,6 +104,12 @@ void ns_ledger_refresh(struct ns_sched *s)
     s->memory_blocked = false;
 }
 
+void ns_ledger_less(struct ns_sched *s, size_t bytes)
+{
+    assert(s->extra >= bytes);
+    s->extra -= bytes;
+}
+
 size_t ns_ledger_free(const struct ns_sched *s)
 {
     size_t taken = s->reserved + s->extra;
@@ -139,7 +145,7 @@ bool ns_ledger_room(struct ns_sched *s, size_t bytes, double worth)
         }
         if (!least)
             break;
-        s->extra -= least->bytes;
+        ns_ledger_less(s, least->bytes);
         ns_ledger_drop(s, least->node);
     }
     return ns_ledger_free(s) >= bytes;
@@ -163,6 +169,7 @@ bool ns_ledger_reserve(struct ns_sched *s, uint32_t item)
         return false;
     }
     it->reserve = bytes > 0 ? bytes : 1;
+    it->moved = s->wave.stamp; /* it did not cover anything when this plan began */
     s->reserved += it->reserve;
     s->n_live++;
     return true;

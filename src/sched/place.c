@@ -128,7 +128,7 @@ static enum ns_place leave_state(struct ns_sched *s, const struct ns_sched_entry
             s->extra += bytes;
             return NS_PLACED;
         }
-        s->extra -= kept->cover == 0 ? kept->bytes : 0;
+        ns_ledger_less(s, kept->cover == 0 ? kept->bytes : 0);
         ns_ledger_drop(s, kept->node);
         kept = ns_ledger_above(s, it->node);
     }
@@ -171,7 +171,7 @@ static bool reserve(struct ns_sched *s, uint32_t item, uint32_t start)
     if (blocked || !kept || kept->cover > 0 || kept->starts > 1)
         return false;
     s->memory_blocked = false;
-    s->extra -= kept->bytes;
+    ns_ledger_less(s, kept->bytes);
     bool admitted = ns_ledger_reserve(s, item);
     kept = &s->kept[s->node[start].state]; /* giving others up moves it */
     kept->given = admitted;
@@ -190,22 +190,32 @@ static enum ns_place take_state(struct ns_sched *s, uint32_t item, uint32_t star
     enum ns_place place = leaves && !covers && !reserve(s, item, start) ? NS_PLACE_MEMORY : NS_PLACED;
     if (place == NS_PLACED && leaves)
         place = leave_state(s, it, covers, start, end, to);
-    if (place != NS_PLACED && start != NS_NIL)
-        s->kept[s->node[start].state].starts--;
+    if (place != NS_PLACED && start != NS_NIL) {
+        struct ns_kept *kept = &s->kept[s->node[start].state];
+        kept->starts--;
+        if (kept->given) { /* by reserve: back it goes */
+            kept->given = false;
+            s->extra += kept->bytes;
+        }
+    }
     return place;
 }
 
 /* The node where the item's state is to be may hold one already. At the same position it is the same state. Behind it, it
  * is somebody's progress. Before it, it is left for those who use it until the new one takes its place. */
-static enum ns_place meet_state(struct ns_sched *s, uint32_t end, uint32_t to, bool *same)
+static enum ns_place meet_state(struct ns_sched *s, const struct ns_sched_entry *it, uint32_t end, uint32_t to,
+                                bool *same)
 {
     const struct ns_kept *there = s->node[end].state == NS_NIL ? NULL : &s->kept[s->node[end].state];
-    *same = there && there->at == to;
+    *same = there && there->at == to && !there->given;
+    if (there && there->at == to && there->given)
+        return NS_PLACE_CONFLICT;
     if (!there || there->at <= to)
         return NS_PLACED;
-    if (there->cover > 0 || there->starts > 0)
+    bool mine = it->reserve > 0 && ns_ledger_above(s, it->node) == there;
+    if (there->cover > (mine ? 1u : 0u) || there->starts > 0)
         return NS_PLACE_CONFLICT;
-    s->extra -= there->bytes;
+    ns_ledger_less(s, there->cover == 0 ? there->bytes : 0);
     ns_ledger_drop(s, end);
     return NS_PLACED;
 }
@@ -215,7 +225,7 @@ static void cover(struct ns_sched *s, uint32_t node, bool add)
 {
     struct ns_kept *kept = &s->kept[s->node[node].state];
     if (add && kept->cover++ == 0)
-        s->extra -= kept->bytes;
+        ns_ledger_less(s, kept->bytes);
     if (!add && --kept->cover == 0)
         s->extra += kept->bytes;
 }
@@ -336,7 +346,7 @@ enum ns_place ns_place_item(struct ns_sched *s, uint32_t item, bool decode_only,
     bool same = false;
     enum ns_place place = NS_PLACED;
     if (leaves && need.state_node != end)
-        place = meet_state(s, end, to, &same);
+        place = meet_state(s, it, end, to, &same);
     if (same)
         cover(s, end, true);
     if (place == NS_PLACED)
@@ -368,6 +378,8 @@ enum ns_place ns_place_item(struct ns_sched *s, uint32_t item, bool decode_only,
         wave->ride[r].placed++;
     if (state_node != NS_NIL)
         s->kept[s->node[state_node].state].served++;
+    need.to = to;
+    ns_group_placed(s, item, &need);
     count(s, it, need.from, to, need.kept_at);
     it->stamp = wave->stamp;
     return NS_PLACED;

@@ -14,6 +14,7 @@
 #include "sched/sched_impl.h"
 
 #include <assert.h>
+#include <string.h>
 
 enum { ROWS_LEAST = 1024, ROWS_MOST = 4096, LOOK_AHEAD = 64, OVERTAKE = 64, RESERVED_IN = 8, QUANTUM = 4096 };
 
@@ -43,8 +44,9 @@ enum ns_code ns_sched_open(const struct ns_sched_options *options, const struct 
     o->quantum = or_default(o->quantum, QUANTUM);
     s->item_free = NS_NIL;
     ns_list_init(&s->begun);
-    ns_list_init(&s->waiting);
     enum ns_code rc = ns_trie_init(s, err);
+    if (rc == NS_OK)
+        rc = ns_fair_init(s, err);
     if (rc != NS_OK) {
         ns_sched_close(s);
         return ns_error_wrap(err, rc, "scheduler");
@@ -68,6 +70,8 @@ void ns_sched_close(struct ns_sched *s)
     for (size_t i = 0; i < NS_COUNT(owned); i++)
         ns_budget_give(budget, owned[i]);
     ns_trie_fini(s);
+    ns_fair_fini(s);
+    ns_group_fini(s);
     ns_budget_give(budget, s);
 }
 
@@ -144,6 +148,7 @@ static enum ns_code item_wants(struct ns_sched *s, uint32_t item, const struct n
 static void item_forget(struct ns_sched *s, uint32_t item)
 {
     struct ns_sched_entry *it = &s->item[item];
+    ns_group_forget(s, item);
     while (it->want != NS_NIL)
         ns_trie_want_drop(s, it->want);
     uint32_t node = it->node;
@@ -164,6 +169,7 @@ enum ns_code ns_sched_add(struct ns_sched *s, const struct ns_sched_item *what, 
                                 .n = what->max_new > 0 ? what->n : what->n - 1,
                                 .node = NS_NIL,
                                 .want = NS_NIL,
+                                .signature = NS_NIL,
                                 .left = what->max_new,
                                 .expected = what->expected_new > 0 ? what->expected_new : what->max_new,
                                 .n_top = what->n_top,
@@ -252,23 +258,90 @@ uint32_t ns_sched_live(const struct ns_sched *s)
 
 /* ---- one wave --------------------------------------------------------------------------------------------------------- */
 
-static enum ns_code fill_begun(struct ns_sched *s, bool decode_only, struct ns_error *err)
+static void to_the_back(struct ns_sched *s, uint32_t item)
+{
+    ns_list_remove(s, &s->begun, item);
+    ns_list_add(s, &s->begun, item);
+    s->item[item].skips = 0;
+}
+
+/* rest_only: not those that take turns. */
+static enum ns_code fill_begun(struct ns_sched *s, bool decode_only, bool rest_only, struct ns_error *err)
 {
     uint32_t item = s->begun.first;
     for (uint32_t n = s->begun.n; n > 0; n--) {
         uint32_t next = s->item[item].list_next;
-        if (s->item[item].stamp != s->wave.stamp) {
+        bool held_back = rest_only && s->item[item].turn == s->wave.stamp;
+        if (s->item[item].stamp != s->wave.stamp && !held_back) {
             enum ns_place place = ns_place_item(s, item, decode_only, err);
             if (place == NS_PLACE_ERROR)
                 return NS_BUDGET;
-            if (place == NS_PLACED && decode_only) { /* to the back: when they are too many they take turns */
-                ns_list_remove(s, &s->begun, item);
-                ns_list_add(s, &s->begun, item);
-            }
+            if (place == NS_PLACED && decode_only)
+                to_the_back(s, item); /* when they are too many they take turns */
         }
         item = next;
     }
     return NS_OK;
+}
+
+/* Running generations that could take a step now, in the order of their turns. */
+static enum ns_code turns_find(struct ns_sched *s, size_t *n, struct ns_error *err)
+{
+    struct ns_group *g = &s->group;
+    *n = 0;
+    for (uint32_t item = s->begun.first; item != NS_NIL; item = s->item[item].list_next) {
+        const struct ns_sched_entry *it = &s->item[item];
+        if (it->n_wanted != 1 || it->left == 0 || it->failed || it->reserve == 0)
+            continue;
+        void *array = g->turn;
+        enum ns_code rc = ns_sched_reserve(s->budget, &array, &g->turn_capacity, *n + 1, sizeof *g->turn, err);
+        g->turn = array;
+        if (rc != NS_OK)
+            return rc;
+        g->turn[(*n)++] = item;
+        s->item[item].turn = s->wave.stamp;
+    }
+    return NS_OK;
+}
+
+/* More generations than rows: those that share experts take the step together, and nobody is passed over too often. */
+static enum ns_code fill_turns(struct ns_sched *s, size_t n, struct ns_error *err)
+{
+    struct ns_group *g = &s->group;
+    uint32_t rows = s->wave.rows_most, most_live = rows < UINT32_MAX / 4 ? rows * 4 : UINT32_MAX;
+    if (s->fair.n_window > 0 && s->n_live < most_live)
+        rows -= rows / 4; /* a larger choice needs more generations: some rows for their prompts */
+    while (n > 0 && s->wave.out.rows < rows) {
+        size_t most = n < s->options.look_ahead ? n : s->options.look_ahead, i;
+        enum ns_code rc = ns_group_pick(s, g->turn, most, &i, err);
+        if (rc != NS_OK || i == most)
+            return rc;
+        uint32_t item = g->turn[i];
+        enum ns_place place = ns_place_item(s, item, true, err);
+        if (place == NS_PLACE_ERROR)
+            return NS_BUDGET;
+        if (place == NS_PLACED) {
+            ns_fair_passed(s, g->turn, i, true);
+            to_the_back(s, item);
+        } else {
+            s->item[item].refused = s->wave.stamp;
+            s->item[item].refusal = NS_PLACE_CONFLICT;
+        }
+        memmove(g->turn + i, g->turn + i + 1, (n - i - 1) * sizeof *g->turn);
+        n--;
+    }
+    return NS_OK;
+}
+
+static enum ns_code fill_running(struct ns_sched *s, struct ns_error *err)
+{
+    size_t n = 0;
+    if (ns_group_active(s)) {
+        enum ns_code rc = turns_find(s, &n, err);
+        if (rc != NS_OK)
+            return rc;
+    }
+    return n > s->wave.rows_most / 2 ? fill_turns(s, n, err) : fill_begun(s, true, false, err);
 }
 
 /* Only the first item that holds memory goes on, from the state it can use; every other state is given up. */
@@ -305,11 +378,15 @@ static enum ns_code fill(struct ns_sched *s, uint32_t rows, int64_t now_ms, stru
     if (s->tight && (rc = tighten(s, err)) != NS_OK)
         return rc;
     ns_ledger_refresh(s);
-    rc = fill_begun(s, !s->tight, err);
+    rc = ns_group_begin(s, err);
     if (rc == NS_OK && !s->tight)
-        rc = fill_begun(s, false, err);
+        rc = fill_running(s, err);
+    if (rc == NS_OK)
+        rc = fill_begun(s, false, true, err);
     if (rc == NS_OK)
         rc = ns_fair_fill(s, now_ms, err);
+    if (rc == NS_OK && wave->out.rows < rows)
+        rc = fill_begun(s, false, false, err); /* those that were held back for the sake of the waiting ones */
     return rc;
 }
 
@@ -353,6 +430,8 @@ enum ns_code ns_sched_next(struct ns_sched *s, int64_t now_ms, struct ns_sched_p
     }
     if (rc == NS_OK)
         rc = ns_emit(s, err);
+    if (rc == NS_OK)
+        rc = ns_group_planned(s, err);
     void *result = s->result, *failure = s->failure;
     if (rc == NS_OK)
         rc = ns_sched_reserve(s->budget, &result, &s->result_capacity, wave->n_uses, sizeof *s->result, err);

@@ -6,6 +6,15 @@
 
 #define NS_NIL UINT32_MAX
 
+enum ns_place {
+    NS_PLACED,
+    NS_PLACE_IDLE,     /* wants nothing */
+    NS_PLACE_FULL,     /* not enough rows left */
+    NS_PLACE_CONFLICT, /* its rows are in the wave, but start too late for it */
+    NS_PLACE_MEMORY,   /* no room for its state */
+    NS_PLACE_ERROR
+};
+
 /* ---- the tree (trie.c) ------------------------------------------------------------------------------------------------ */
 
 /* A run of tokens at positions start .. start+n-1, shared by every item below. Node 0 is the root, without tokens. */
@@ -60,7 +69,13 @@ struct ns_sched_entry { /* one item */
     size_t reserve;                /* bytes reserved for its state, 0: none */
     uint64_t moved;                /* the wave in which its nearest state becomes another one */
     uint32_t list_next, list_prev; /* begun or waiting (fair.c) */
-    uint32_t queue, skips;         /* fair.c */
+    uint32_t queue;                /* fair.c: where it waits, or NS_NIL: in the window */
+    uint32_t class;                /* of its place in the window */
+    uint32_t skips;                /* how many were taken before it from behind */
+    uint64_t refused;              /* the wave that had no place for it ... */
+    enum ns_place refusal;
+    uint64_t turn;      /* the wave in which it is one of too many generations */
+    uint32_t signature; /* group.c, or NS_NIL */
 };
 
 /* A list of items, linked by list_next and list_prev. */
@@ -119,6 +134,52 @@ struct ns_wave_plan {
     double alone_bytes;
 };
 
+/* ---- the order of beginning (fair.c) -------------------------------------------------------------------------------------- */
+
+enum { NS_FAIR_CLASSES = 10 };
+
+struct ns_fair_queue { /* waiting items of one batch and priority, oldest first */
+    uint64_t batch;
+    uint32_t priority;
+    struct ns_item_list items;
+    int64_t deficit;
+    bool topped;
+    uint32_t ring, next, prev, hash_next;
+};
+
+struct ns_fair {
+    struct ns_fair_queue *queue;
+    uint32_t n_queues;
+    size_t queue_capacity;
+    uint32_t *bucket;
+    uint32_t n_buckets;
+    uint32_t ring[NS_FAIR_CLASSES]; /* the queue whose turn it is */
+    uint32_t *window;               /* items taken from the queues, in the order in which they should begin */
+    size_t n_window, window_capacity;
+    uint64_t taken;
+    int64_t now_ms;
+};
+
+/* ---- who goes with whom (group.c) ------------------------------------------------------------------------------------------ */
+
+struct ns_group {
+    bool ready;
+    uint32_t step, top_k; /* every step-th layer is remembered */
+    size_t set_words;     /* of a set of experts over all slots */
+    size_t slot_words;    /* ... over one */
+    uint32_t *token;      /* tokens seen, by hash */
+    uint16_t *expert;     /* [tokens][slots][top_k] what they chose, or none */
+    uint64_t *wave;       /* the experts that the planned wave will likely choose */
+    uint64_t last_key;    /* group key of the item placed last */
+    uint64_t *signature;  /* [n][2][set_words]: of the last tokens of an item, and of those before */
+    uint32_t *signature_free;
+    uint32_t n_free;
+    uint32_t *row_item; /* whose row it is in the planned wave, or NS_NIL */
+    size_t row_item_capacity;
+    uint32_t *turn; /* scratch: generations that can take a step */
+    size_t turn_capacity;
+};
+
 struct ns_sched {
     struct ns_budget *budget; /* borrowed */
     struct ns_machine machine;
@@ -144,7 +205,9 @@ struct ns_sched {
     bool tight;       /* states did not fit together: this wave only one item leaves one */
     uint32_t leaving; /* items of the planned wave that leave a state */
 
-    struct ns_item_list begun, waiting;
+    struct ns_item_list begun;
+    struct ns_fair fair;
+    struct ns_group group;
 
     struct ns_wave_plan wave;
     struct ns_sched_result *result;
@@ -202,6 +265,7 @@ void ns_ledger_drop(struct ns_sched *s, uint32_t node);                         
 struct ns_seq *ns_ledger_give(struct ns_sched *s, uint32_t node); /* takes it away without closing it */
 void ns_ledger_clear(struct ns_sched *s, uint32_t but); /* closes every state but that of one node, or NS_NIL */
 void ns_ledger_refresh(struct ns_sched *s);             /* at the start of a plan */
+void ns_ledger_less(struct ns_sched *s, size_t bytes);  /* of extra */
 size_t ns_ledger_free(const struct ns_sched *s);
 struct ns_kept *ns_ledger_above(const struct ns_sched *s, uint32_t node);         /* nearest at or above, or NULL */
 size_t ns_ledger_need(const struct ns_sched *s, const struct ns_sched_entry *it); /* bytes of its longest state */
@@ -214,22 +278,17 @@ void ns_list_init(struct ns_item_list *list);
 void ns_list_add(struct ns_sched *s, struct ns_item_list *list, uint32_t item);
 void ns_list_push(struct ns_sched *s, struct ns_item_list *list, uint32_t item); /* in front */
 void ns_list_remove(struct ns_sched *s, struct ns_item_list *list, uint32_t item);
+NS_MUST_CHECK enum ns_code ns_fair_init(struct ns_sched *s, struct ns_error *err);
+void ns_fair_fini(struct ns_sched *s);
 NS_MUST_CHECK enum ns_code ns_fair_add(struct ns_sched *s, uint32_t item, struct ns_error *err);
-void ns_fair_remove(struct ns_sched *s, uint32_t item);
+void ns_fair_remove(struct ns_sched *s, uint32_t item); /* a waiting one */
 /* Waiting items into what is left of the wave. */
 NS_MUST_CHECK enum ns_code ns_fair_fill(struct ns_sched *s, int64_t now_ms, struct ns_error *err);
+/* One that stood behind these was taken before them. reserved: it took memory too. */
+void ns_fair_passed(struct ns_sched *s, const uint32_t *item, size_t n, bool reserved);
 void ns_fair_begin(struct ns_sched *s, uint32_t item); /* from waiting to begun */
 
 /* place.c: rows of one item into the wave */
-enum ns_place {
-    NS_PLACED,
-    NS_PLACE_IDLE,     /* wants nothing */
-    NS_PLACE_FULL,     /* not enough rows left */
-    NS_PLACE_CONFLICT, /* its rows are in the wave, but start too late for it */
-    NS_PLACE_MEMORY,   /* no room for its state */
-    NS_PLACE_ERROR
-};
-
 struct ns_need {         /* what an item needs of the wave */
     uint32_t from, to;   /* positions that have no rows yet: from .. to-1 */
     uint32_t low;        /* lowest wanted position */
@@ -244,6 +303,17 @@ NS_MUST_CHECK enum ns_code ns_place_need(struct ns_sched *s, uint32_t item, stru
 enum ns_place ns_place_item(struct ns_sched *s, uint32_t item, bool decode_only, struct ns_error *err);
 /* True when the item must leave a state behind: more tokens will follow those it has. */
 bool ns_place_keeps_state(const struct ns_sched_entry *it);
+
+/* group.c */
+void ns_group_fini(struct ns_sched *s);
+NS_MUST_CHECK enum ns_code ns_group_begin(struct ns_sched *s, struct ns_error *err); /* of a plan */
+bool ns_group_active(const struct ns_sched *s); /* does the choice of experts matter now? */
+/* Which of these candidates, in fair order, is to be placed next: *i = n for none. */
+NS_MUST_CHECK enum ns_code ns_group_pick(struct ns_sched *s, const uint32_t *item, size_t n, size_t *i,
+                                         struct ns_error *err);
+void ns_group_placed(struct ns_sched *s, uint32_t item, const struct ns_need *need);
+NS_MUST_CHECK enum ns_code ns_group_planned(struct ns_sched *s, struct ns_error *err); /* which row is whose */
+void ns_group_forget(struct ns_sched *s, uint32_t item);
 
 /* keep.c: states that outlive the wave */
 bool ns_keep_goes_on(const struct ns_sched *s, const struct ns_ride *ride); /* the next ride is in the same segment */
