@@ -7,6 +7,7 @@
  *        is read many times for one decode.
  * PACKED few rows: [row][K/16][16]; more: [tile][half][K/16][nr][8]. The end of a row is padded with -0 and weights with
  *        +0, so a lane past the end adds -0, which changes nothing.
+ *        In K blocks, the lanes of each output waiting in memory between them.
  * PANEL  [half][K/16][4][8] for each four weight rows; a short last group repeats its last row and stores less.
  * INVARIANT  No shape can be seen in the bits.                                              (checkkernels: gemm) */
 #include "kernels/lanes_avx2_impl.h"
@@ -198,23 +199,23 @@ static void run_few(float *y, size_t ld_y, const struct ns_weights *w, size_t be
 
 /* ---- many rows ----------------------------------------------------------------------------------------------------------------- */
 
-/* A chunk of rows whose panel fits the second-level cache beside a tile of packed rows. */
-static size_t chunk_rows(size_t cols)
-{
-    return cols > 4096 ? 16 : 32;
-}
+/* Weight rows of a chunk, columns of a K block, packed rows of a block: the panel, the x of a tile and the waiting lanes
+ * stay in the second-level cache, and the x of a tile in the first. */
+enum { CHUNK = 64, K_BLOCK = 1024, TOKEN_BLOCK = 192 };
 
+/* columns k0 .. k0 + kb of four rows; k0 is a multiple of 32 */
 NS_INLINE void decode_tile(const enum ns_weight_type type, float *panel, const struct ns_weights *w, size_t o,
-                           size_t last)
+                           size_t last, size_t k0, size_t kb)
 {
-    const size_t row_bytes = ns_weight_row_bytes(type, w->cols), blocks = w->cols / 32;
-    const size_t half = ns_round_up(w->cols, NS_LANES) / NS_LANES * TILE_ROWS * 8;
+    const size_t row_bytes = ns_weight_row_bytes(type, w->cols), blocks = kb / 32;
+    const size_t half = ns_round_up(kb, NS_LANES) / NS_LANES * TILE_ROWS * 8;
     for (size_t r = 0; r < TILE_ROWS; r++) {
         const size_t at = o + r < last ? o + r : last - 1;
-        const uint8_t *row = (const uint8_t *)w->data + at * row_bytes;
+        const uint8_t *row = (const uint8_t *)w->data + at * row_bytes + ns_weight_row_bytes(type, k0);
         float *out = panel + r * 8;
         for (size_t b = 0; b < blocks; b++) {
-            const __m256 table = type == NS_W_MXFP4 ? scaled_table(w->scale[at * blocks + b]) : _mm256_setzero_ps();
+            const __m256 table =
+                type == NS_W_MXFP4 ? scaled_table(w->scale[at * (w->cols / 32) + k0 / 32 + b]) : _mm256_setzero_ps();
             V_UNROLL for (size_t h = 0; h < 2; h++, out += TILE_ROWS * 8)
             {
                 const v16 wv = weights16(type, row, table, b, h);
@@ -222,33 +223,47 @@ NS_INLINE void decode_tile(const enum ns_weight_type type, float *panel, const s
                 _mm256_storeu_ps(out + half, wv.b);
             }
         }
-        for (size_t k = blocks * 32; k < w->cols; k += NS_LANES, out += TILE_ROWS * 8) {
-            const v16 wv = weights_tail(type, row, k, w->cols - k < NS_LANES ? w->cols - k : NS_LANES);
+        for (size_t k = blocks * 32; k < kb; k += NS_LANES, out += TILE_ROWS * 8) {
+            const v16 wv = weights_tail(type, row, k, kb - k < NS_LANES ? kb - k : NS_LANES);
             _mm256_storeu_ps(out, wv.a);
             _mm256_storeu_ps(out + half, wv.b);
         }
     }
 }
 
-static void decode_any(float *panel, const struct ns_weights *w, size_t o, size_t last)
+static void decode_any(float *panel, const struct ns_weights *w, size_t o, size_t last, size_t k0, size_t kb)
 {
     if (w->type == NS_W_BF16)
-        decode_tile(NS_W_BF16, panel, w, o, last);
+        decode_tile(NS_W_BF16, panel, w, o, last, k0, kb);
     else if (w->type == NS_W_F32)
-        decode_tile(NS_W_F32, panel, w, o, last);
+        decode_tile(NS_W_F32, panel, w, o, last, k0, kb);
     else
-        decode_tile(NS_W_MXFP4, panel, w, o, last);
+        decode_tile(NS_W_MXFP4, panel, w, o, last, k0, kb);
 }
 
-/* One half of the lanes of a 4 x nr tile: the first half goes to part, the second is folded with it. */
-NS_INLINE void half_tile(const size_t nr, const float *w, const float *x, size_t steps, float *part, bool second,
-                         float *y, size_t ld_y, size_t n_store, enum ns_store_mode mode)
+enum { HALF_FLOATS = TILE_ROWS * TILE_COLS * 8 }; /* the lanes of half a tile, waiting */
+
+/* One half of the lanes of a 4 x nr tile through one K block. */
+struct half {
+    const float *w, *x;
+    size_t steps;
+    float *lanes;             /* this half's, from the K block before and for the next */
+    const float *folded_with; /* the other half's, when this ends the dot products; else NULL */
+    bool first;
+    float *y;
+    size_t ld_y, n_store;
+    enum ns_store_mode mode;
+};
+
+NS_INLINE void half_tile(const size_t nr, const struct half *t)
 {
+    const float *w = t->w, *x = t->x;
     __m256 acc[TILE_ROWS][TILE_COLS];
     V_UNROLL
     for (size_t r = 0; r < TILE_ROWS; r++)
-        V_UNROLL for (size_t c = 0; c < nr; c++) acc[r][c] = _mm256_setzero_ps();
-    for (size_t j = 0; j < steps; j++, w += TILE_ROWS * 8, x += nr * 8) {
+        V_UNROLL for (size_t c = 0; c < nr; c++) acc[r][c] =
+            t->first ? _mm256_setzero_ps() : _mm256_loadu_ps(t->lanes + (r * nr + c) * 8);
+    for (size_t j = 0; j < t->steps; j++, w += TILE_ROWS * 8, x += nr * 8) {
         __m256 xv[TILE_COLS];
         V_UNROLL for (size_t c = 0; c < nr; c++) xv[c] = _mm256_loadu_ps(x + 8 * c);
         V_UNROLL
@@ -261,46 +276,70 @@ NS_INLINE void half_tile(const size_t nr, const float *w, const float *x, size_t
     for (size_t r = 0; r < TILE_ROWS; r++)
         V_UNROLL for (size_t c = 0; c < nr; c++)
         {
-            float *p = part + (r * nr + c) * 8;
-            if (!second)
-                _mm256_storeu_ps(p, acc[r][c]);
-            else if (r < n_store)
-                put(&y[c * ld_y + r], v_fold((v16){_mm256_loadu_ps(p), acc[r][c]}), mode);
+            if (!t->folded_with)
+                _mm256_storeu_ps(t->lanes + (r * nr + c) * 8, acc[r][c]);
+            else if (r < t->n_store)
+                put(&t->y[c * t->ld_y + r],
+                    v_fold((v16){_mm256_loadu_ps(t->folded_with + (r * nr + c) * 8), acc[r][c]}), t->mode);
         }
 }
 
-#define HALF(nr)                                                                                                       \
-    static void half_##nr(const float *w, const float *x, size_t steps, float *part, bool second, float *y,            \
-                          size_t ld_y, size_t n_store, enum ns_store_mode mode)                                        \
-    {                                                                                                                  \
-        half_tile(nr, w, x, steps, part, second, y, ld_y, n_store, mode);                                              \
+static void half_any(size_t nr, const struct half *t)
+{
+    if (nr == 3)
+        half_tile(3, t);
+    else if (nr == 2)
+        half_tile(2, t);
+    else
+        half_tile(1, t);
+}
+
+/* the run of one chunk of weight rows [o, o + n) over packed rows of tiles [i0, i1), for one K block */
+struct block {
+    size_t o, n, i0, i1, k0, kb;
+};
+
+static void run_block(float *y, size_t ld_y, const struct ns_weights *w, const struct block *b, const float *packed,
+                      size_t n_rows, enum ns_store_mode mode, float *panel, float *lanes)
+{
+    const size_t cols = ns_round_up(w->cols, NS_LANES), kb = ns_round_up(b->kb, NS_LANES);
+    const bool last = b->k0 + b->kb == w->cols;
+    for (size_t r = 0; r < b->n; r += TILE_ROWS)
+        decode_any(panel + r * kb, w, b->o + r, b->o + b->n, b->k0, b->kb);
+    for (size_t i = b->i0; i < b->i1; i++) {
+        const size_t t = tile_first(n_rows, i), nr = tile_first(n_rows, i + 1) - t;
+        for (size_t h = 0; h < 2; h++)
+            for (size_t r = 0; r < b->n; r += TILE_ROWS) {
+                float *both = lanes + ((i - b->i0) * (CHUNK / TILE_ROWS) + r / TILE_ROWS) * 2 * HALF_FLOATS;
+                struct half half = {.w = panel + r * kb + h * kb / 2 * TILE_ROWS,
+                                    .x = packed + t * cols + h * (cols / 2) * nr + b->k0 / 2 * nr,
+                                    .steps = kb / NS_LANES,
+                                    .lanes = both + h * HALF_FLOATS,
+                                    .folded_with = last && h == 1 ? both : NULL,
+                                    .first = b->k0 == 0,
+                                    .y = y + t * ld_y + r,
+                                    .ld_y = ld_y,
+                                    .n_store = b->n - r < TILE_ROWS ? b->n - r : TILE_ROWS,
+                                    .mode = mode};
+                half_any(nr, &half);
+            }
     }
-HALF(1)
-HALF(2)
-HALF(3)
-
-typedef void (*half_fn)(const float *w, const float *x, size_t steps, float *part, bool second, float *y, size_t ld_y,
-                        size_t n_store, enum ns_store_mode mode);
-static const half_fn halves[TILE_COLS] = {half_1, half_2, half_3};
-
-enum { PART_FLOATS = TILE_ROWS * TILE_COLS * 8 };
+}
 
 static void run_many(float *y, size_t ld_y, const struct ns_weights *w, size_t begin, size_t end, const float *packed,
                      size_t n_rows, enum ns_store_mode mode, float *panel)
 {
-    const size_t cols = ns_round_up(w->cols, NS_LANES), steps = cols / NS_LANES, chunk = chunk_rows(w->cols);
-    float *part = panel + chunk * cols; /* one for each four rows of the chunk */
-    for (size_t o = begin; o < end; o += chunk) {
-        const size_t n = end - o < chunk ? end - o : chunk;
-        for (size_t r = 0; r < n; r += TILE_ROWS)
-            decode_any(panel + r * cols, w, o + r, o + n);
-        for (size_t i = 0; i < tiles_of(n_rows); i++) {
-            const size_t t = tile_first(n_rows, i), nr = tile_first(n_rows, i + 1) - t;
-            for (size_t h = 0; h < 2; h++)
-                for (size_t r = 0; r < n; r += TILE_ROWS)
-                    halves[nr - 1](panel + r * cols + h * steps * TILE_ROWS * 8, packed + t * cols + h * steps * nr * 8,
-                                   steps, part + r / TILE_ROWS * PART_FLOATS, h == 1, y + t * ld_y + (o - begin) + r,
-                                   ld_y, n - r < TILE_ROWS ? n - r : TILE_ROWS, mode);
+    float *lanes = panel + CHUNK * K_BLOCK;
+    const size_t n_tiles = tiles_of(n_rows), tiles_a_block = TOKEN_BLOCK / TILE_COLS;
+    struct block b;
+    for (b.o = begin; b.o < end; b.o += CHUNK) {
+        b.n = end - b.o < CHUNK ? end - b.o : CHUNK;
+        for (b.i0 = 0; b.i0 < n_tiles; b.i0 = b.i1) {
+            b.i1 = n_tiles - b.i0 < tiles_a_block ? n_tiles : b.i0 + tiles_a_block;
+            for (b.k0 = 0; b.k0 < w->cols; b.k0 += b.kb) {
+                b.kb = w->cols - b.k0 < K_BLOCK ? w->cols - b.k0 : K_BLOCK;
+                run_block(y + (b.o - begin), ld_y, w, &b, packed, n_rows, mode, panel, lanes);
+            }
         }
     }
 }
@@ -316,15 +355,16 @@ static void run(float *y, size_t ld_y, const struct ns_weights *w, size_t begin,
 
 static size_t scratch_bytes(size_t n_rows, size_t cols)
 {
-    size_t chunk = chunk_rows(cols);
-    return n_rows <= FEW ? 0 : (chunk * ns_round_up(cols, NS_LANES) + chunk / TILE_ROWS * PART_FLOATS) * sizeof(float);
+    (void)cols;
+    size_t lanes = TOKEN_BLOCK / TILE_COLS * (CHUNK / TILE_ROWS) * 2 * HALF_FLOATS;
+    return n_rows <= FEW ? 0 : (CHUNK * K_BLOCK + lanes) * sizeof(float);
 }
 
 /* a task is some chunks: at least a million multiply-adds or half a million weights */
 static size_t task_rows(size_t n_rows, size_t cols)
 {
     size_t by_work = ((size_t)1 << 20) / (n_rows * cols + 1), by_size = ((size_t)1 << 19) / (cols + 1);
-    return ns_round_up((by_work < by_size ? by_work : by_size) + 1, chunk_rows(cols));
+    return ns_round_up((by_work < by_size ? by_work : by_size) + 1, CHUNK);
 }
 
 const struct ns_gemm_ops ns_gemm_avx2 = {pack_units, pack_bytes, pack, task_rows, scratch_bytes, run};
