@@ -46,10 +46,10 @@ static int run_child(struct night_fixture *f, uint32_t rows)
 }
 
 /* One life: true when it ended by itself (the queue is done), false when it was killed. */
-static bool live_once(struct night_fixture *f, uint64_t *rnd)
+static bool live_once(struct night_fixture *f, uint64_t *rnd, uint64_t wave_us)
 {
     uint32_t rows = (uint32_t)(8 + night_random(rnd) % 200);
-    uint64_t delay_us = night_random(rnd) % 20000;
+    uint64_t delay_us = night_random(rnd) % (4 * wave_us);
     int pipe_fd[2];
     assert_int_equal(pipe(pipe_fd), 0);
     pid_t pid = fork();
@@ -77,17 +77,20 @@ static bool live_once(struct night_fixture *f, uint64_t *rnd)
     return true;
 }
 
-static void undisturbed(struct night_fixture *f, uint64_t seed, size_t n, struct night_tally *tally)
+/* Returns the time of a wave in microseconds. */
+static uint64_t undisturbed(struct night_fixture *f, uint64_t seed, size_t n, struct night_tally *tally)
 {
     night_fixture_submit(f, seed, n);
     struct fake_machine fake;
     fake_machine_init(&fake);
+    fake.step_ms = 1;
     struct ns_night_report report;
     struct ns_error err = {0};
     assert_int_equal(night_fixture_run(f, &fake, 512, false, &report, &err), NS_OK);
     night_fixture_tally(f, tally);
     assert_int_equal(tally->done, n);
     night_fixture_new_queue(f);
+    return report.wall_ns / 1000 / report.waves;
 }
 
 static void killed_runs_end_like_undisturbed_ones(void **state)
@@ -104,10 +107,10 @@ static void killed_runs_end_like_undisturbed_ones(void **state)
         uint64_t job_seed = night_random(&rnd);
         size_t n = 40 + night_random(&rnd) % 60;
         struct night_tally want, before = {0}, now;
-        undisturbed(&f, job_seed, n, &want);
+        uint64_t wave_us = undisturbed(&f, job_seed, n, &want);
         night_fixture_submit(&f, job_seed, n);
         for (bool done = false; !done;) {
-            done = live_once(&f, &rnd);
+            done = live_once(&f, &rnd, wave_us);
             kills += done ? 0 : 1;
             night_fixture_check(&f);
             night_fixture_tally(&f, &now);
