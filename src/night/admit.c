@@ -57,7 +57,8 @@ static enum ns_code make_ride(struct ns_night *night, struct ns_rider *rider, co
     bool echo = !p->is_score && ns_request_wants_prompt_logprobs(&rider->request);
     if (p->is_score || echo) {
         ride->n_to_score = p->is_score ? p->n - p->score_from : p->n - 1;
-        if (!take_array(night, &ride->prompt_logprob, p->n, sizeof(float), err) ||
+        if (!take_array(night, &ride->known, p->n, 1, err) ||
+            !take_array(night, &ride->prompt_logprob, p->n, sizeof(float), err) ||
             !take_array(night, &ride->prompt_top_id, echo ? p->n * n_top : 0, sizeof(uint32_t), err) ||
             !take_array(night, &ride->prompt_top_logprob, echo ? p->n * n_top : 0, sizeof(float), err))
             return NS_BUDGET;
@@ -105,11 +106,7 @@ static enum ns_code make_rides(struct ns_night *night, struct ns_rider *rider, s
             return rc;
         settle_ride(night, &rider->ride[i]);
         rider->n_over += rider->ride[i].over ? 1 : 0;
-        if (claim->seq[i].n_out > 0 && !rider->ride[i].over)
-            rider->facts.recomputed_tokens += claim->seq[i].prompt.n + claim->seq[i].n_out;
     }
-    if (claim->tries > 1 || rider->facts.recomputed_tokens > 0)
-        rider->facts.replays = 1;
     return NS_OK;
 }
 
@@ -237,6 +234,32 @@ enum ns_code ns_night_admit(struct ns_night *night, size_t *n_claimed, struct ns
     return NS_OK;
 }
 
+/* The first position whose log-probability is still wanted: scoring begins there. */
+static uint32_t score_start(const struct ns_ride *ride)
+{
+    const struct ns_prompt *p = &ride->row->prompt;
+    if (ride->n_scored == ride->n_to_score)
+        return 0;
+    uint32_t at = p->is_score ? p->score_from : 1;
+    while (at < p->n && ride->known[at])
+        at++;
+    return at;
+}
+
+/* A generation that had tokens before this run: what of it came back, and what is computed again. */
+static void count_replay(struct ns_night *night, struct ns_ride *ride, size_t n)
+{
+    if (ride->boarded || ride->n_out == 0)
+        return;
+    uint32_t restored = ride->n_restored < n - 1 ? ride->n_restored : (uint32_t)(n - 1);
+    struct ns_run_facts *facts = &ride->rider->facts;
+    facts->restored_tokens += restored;
+    facts->recomputed_tokens += n - 1 - restored;
+    facts->replays += restored < n - 1 ? 1 : 0;
+    night->report->tokens_restored += restored;
+    night->report->tokens_recomputed += n - 1 - restored;
+}
+
 static enum ns_code board_ride(struct ns_night *night, struct ns_ride *ride, struct ns_error *err)
 {
     const struct ns_prompt *p = &ride->row->prompt;
@@ -248,15 +271,12 @@ static enum ns_code board_ride(struct ns_night *night, struct ns_ride *ride, str
     if (ride->n_out > 0)
         memcpy(token + p->n, ride->token, ride->n_out * sizeof *token);
     const struct ns_claim *claim = ride->rider->claim;
-    bool unscored = ride->n_scored < ride->n_to_score;
     struct ns_sched_item item = {
         .id = (uint64_t)(uintptr_t)ride,
         .token = token,
         /* the prompt's own log-probabilities are wanted first; generated tokens follow once they are known */
         .n = (uint32_t)n,
-        .score_from = !unscored     ? 0
-                      : p->is_score ? p->score_from
-                                    : 1,
+        .score_from = score_start(ride),
         .max_new = p->is_score || ride->finish != NS_FINISH_NONE ? 0 : p->max_new - ride->n_out,
         .n_top = ns_request_n_top(&ride->rider->request),
         .priority = (uint32_t)claim->priority,
@@ -265,6 +285,13 @@ static enum ns_code board_ride(struct ns_night *night, struct ns_ride *ride, str
     };
     enum ns_code rc = ns_sched_add(night->sched, &item, &ride->sched_item, err);
     ride->in_sched = rc == NS_OK;
+    if (rc == NS_OK)
+        count_replay(night, ride, n);
+    if (rc == NS_OK && ride->state) {
+        ns_sched_adopt(night->sched, ride->sched_item, ride->state);
+        ride->state = NULL;
+    }
+    ride->boarded = ride->boarded || rc == NS_OK;
     ns_budget_give(night->budget, token);
     return rc;
 }
@@ -277,8 +304,11 @@ enum ns_code ns_night_board(struct ns_night *night, struct ns_error *err)
             struct ns_ride *ride = &rider->ride[i];
             if (ride->over || ride->in_sched)
                 continue;
+            enum ns_code rc = ns_night_restore(night, ride, err);
+            if (rc != NS_OK)
+                return rc;
             struct ns_error why = {0};
-            enum ns_code rc = board_ride(night, ride, &why);
+            rc = board_ride(night, ride, &why);
             if (rc == NS_OK)
                 continue;
             if (rc == NS_BUDGET && ns_sched_items(night->sched) > 0)

@@ -117,8 +117,9 @@ static void note_top(const struct ns_ride *ride, const struct ns_answer *a, uint
 static void note_score(struct ns_ride *ride, const struct ns_sched_result *r)
 {
     uint32_t at = r->position + 1;
-    if (at >= ride->row->prompt.n)
+    if (at >= ride->row->prompt.n || !ride->known || ride->known[at])
         return; /* a token of an earlier run, scored in passing */
+    ride->known[at] = 1;
     ride->prompt_logprob[at] = r->answer->target_logprob;
     if (!ride->row->prompt.is_score)
         note_top(ride, r->answer, ride->prompt_top_id, ride->prompt_top_logprob, at);
@@ -144,8 +145,8 @@ static void note_token(struct ns_night *night, struct ns_ride *ride, const struc
         ns_reply_judge(&ride->rider->request, night->model->job, ride->row->prompt.max_new, ride->token, ride->n_out);
 }
 
-static enum ns_code note_result(struct ns_night *night, const struct ns_sched_result *r, uint32_t *n_tokens,
-                                struct ns_error *err)
+enum ns_code ns_night_note(struct ns_night *night, const struct ns_sched_result *r, uint32_t *n_tokens,
+                           struct ns_error *err)
 {
     struct ns_ride *ride = (struct ns_ride *)(uintptr_t)r->id;
     if (ride->rider->ending)
@@ -157,7 +158,7 @@ static enum ns_code note_result(struct ns_night *night, const struct ns_sched_re
         (*n_tokens)++;
         if (ride->finish == NS_FINISH_NONE) {
             struct ns_error why = {0};
-            if (ns_sched_append(night->sched, ride->sched_item, r->answer->best, &why) != NS_OK)
+            if (ride->in_sched && ns_sched_append(night->sched, ride->sched_item, r->answer->best, &why) != NS_OK)
                 leave_sched(night, ride); /* it boards again, from its tokens, when there is room */
             return NS_OK;
         }
@@ -189,7 +190,7 @@ enum ns_code ns_night_harvest(struct ns_night *night, const struct ns_sched_outc
         rc = ns_night_fail(night, rider, &refusal, outcome->failure[i].error->context, err);
     }
     for (size_t i = 0; rc == NS_OK && i < outcome->n_results; i++)
-        rc = note_result(night, &outcome->result[i], n_tokens, err);
+        rc = ns_night_note(night, &outcome->result[i], n_tokens, err);
     return rc;
 }
 
@@ -268,6 +269,7 @@ struct lists {
     struct ns_seq_update *update;
     struct ns_request_end *end;
     int64_t *progressed;
+    struct ns_state_file *state;
     size_t n_updates, n_ends, n_progressed;
 };
 
@@ -329,10 +331,12 @@ enum ns_code ns_night_commit(struct ns_night *night, const struct ns_wave_record
         .update = ns_budget_take(night->budget, n_rides * sizeof *lists.update, err),
         .end = ns_budget_take(night->budget, night->roster.n * sizeof *lists.end, err),
         .progressed = ns_budget_take(night->budget, night->roster.n * sizeof *lists.progressed, err),
+        .state = ns_budget_take(night->budget, night->n_snaps * sizeof *lists.state, err),
     };
-    enum ns_code rc = lists.update && lists.end && lists.progressed ? NS_OK : NS_BUDGET;
+    enum ns_code rc = lists.update && lists.end && lists.progressed && lists.state ? NS_OK : NS_BUDGET;
     if (rc == NS_OK) {
         gather(night, &lists);
+        ns_snap_rows(night, lists.state);
         struct ns_wave_commit commit = {
             .wave = wave,
             .seq = lists.update,
@@ -341,6 +345,8 @@ enum ns_code ns_night_commit(struct ns_night *night, const struct ns_wave_record
             .n_ends = lists.n_ends,
             .progressed = lists.progressed,
             .n_progressed = lists.n_progressed,
+            .state = lists.state,
+            .n_states = night->n_snaps,
         };
         ns_control_fini(&night->control);
         rc = ns_runner_commit(night->runner, &commit, NULL, &night->control, err);
@@ -352,5 +358,6 @@ enum ns_code ns_night_commit(struct ns_night *night, const struct ns_wave_record
     ns_budget_give(night->budget, lists.update);
     ns_budget_give(night->budget, lists.end);
     ns_budget_give(night->budget, lists.progressed);
+    ns_budget_give(night->budget, lists.state);
     return rc;
 }

@@ -16,15 +16,16 @@
 #include <string.h>
 
 static const uint64_t sleep_ms = 500;
+static const uint64_t snapshot_ns = (uint64_t)15 * 60 * 1000000000; /* between snapshots of a running night */
 
 /* ---- one wave ------------------------------------------------------------------------------------------------------ */
 
-/* Steps through the layers. *gave_up: a signal ended it; the wave is closed and lost. */
-static enum ns_code step_wave(struct ns_night *night, struct ns_wave *wave, bool *gave_up, struct ns_error *err)
+enum ns_code ns_night_step(struct ns_night *night, struct ns_wave *wave, bool *gave_up, struct ns_error *err)
 {
     const struct ns_machine *m = &night->model->machine;
     *gave_up = false;
-    for (bool done = false; !done;) {
+    night->steps = 0;
+    for (bool done = false; !done; night->steps++) {
         if (ns_signal_count() > 0) {
             *gave_up = true;
             return NS_OK;
@@ -36,7 +37,7 @@ static enum ns_code step_wave(struct ns_night *night, struct ns_wave *wave, bool
     return NS_OK;
 }
 
-static void count_wave(struct ns_night *night, const struct ns_wave_stats *stats)
+void ns_night_count(struct ns_night *night, const struct ns_wave_stats *stats)
 {
     struct ns_night_report *r = night->report;
     r->waves++;
@@ -59,6 +60,28 @@ static const char *kind_of(const struct ns_sched_plan *plan)
     return plan->rows_decode == 0 ? "prefill" : others == 0 ? "decode" : "mixed";
 }
 
+struct ns_wave_record ns_night_record(const struct ns_night *night, const struct ns_wave_stats *stats, const char *kind,
+                                      int64_t began_at_ms, uint32_t n_seqs, uint32_t n_tokens, const char *detail)
+{
+    return (struct ns_wave_record){
+        .kind = kind,
+        .began_at_ms = began_at_ms,
+        .ended_at_ms = ns_clock_wall_ms(),
+        .n_seqs = n_seqs,
+        .n_tokens_in = stats->rows,
+        .n_tokens_out = n_tokens,
+        .bytes_read =
+            stats->store.trunk_bytes + stats->store.head_bytes + stats->store.embed_bytes + stats->store.expert_bytes,
+        .cache_hits = stats->store.experts_kept,
+        .cache_misses = stats->store.experts_read,
+        .io_ms = stats->store.disk_ns / 1000000,
+        .compute_ms = stats->compute_ns / 1000000,
+        .rss_bytes = ns_host_rss(),
+        .free_bytes = ns_host_free_disk(night->options->db_path),
+        .detail = detail,
+    };
+}
+
 static enum ns_code commit_wave(struct ns_night *night, const struct ns_sched_plan *plan,
                                 const struct ns_wave_stats *stats, int64_t began_at_ms, uint32_t n_tokens,
                                 struct ns_error *err)
@@ -68,24 +91,9 @@ static enum ns_code commit_wave(struct ns_night *night, const struct ns_sched_pl
     struct ns_text detail;
     ns_text_init(&detail, night->budget);
     ns_wave_detail(&detail, &account, plan);
-    struct ns_wave_record record = {
-        .kind = kind_of(plan),
-        .began_at_ms = began_at_ms,
-        .ended_at_ms = ns_clock_wall_ms(),
-        .n_seqs = plan->items,
-        .n_tokens_in = stats->rows,
-        .n_tokens_out = n_tokens,
-        .bytes_read =
-            stats->store.trunk_bytes + stats->store.head_bytes + stats->store.embed_bytes + stats->store.expert_bytes,
-        .cache_hits = stats->store.experts_kept,
-        .cache_misses = stats->store.experts_read,
-        .io_ms = stats->store.disk_ns / 1000000,
-        .compute_ms = stats->compute_ns / 1000000,
-        .state_bytes = account.state_bytes,
-        .rss_bytes = ns_host_rss(),
-        .free_bytes = ns_host_free_disk(night->options->db_path),
-        .detail = ns_text_ok(&detail) ? detail.data : NULL,
-    };
+    struct ns_wave_record record = ns_night_record(night, stats, kind_of(plan), began_at_ms, plan->items, n_tokens,
+                                                   ns_text_ok(&detail) ? detail.data : NULL);
+    record.state_bytes = account.state_bytes;
     ns_crash_point("wave.computed");
     enum ns_code rc = ns_night_commit(night, &record, err);
     /* no room is no reason to lose a wave: wait for it, unless somebody wants the run to end */
@@ -114,8 +122,10 @@ static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan 
     struct ns_wave *wave = NULL;
     enum ns_code rc = m->wave_open(m->self, &plan->desc, &wave, err);
     if (rc == NS_OK)
-        rc = step_wave(night, wave, gave_up, err);
+        rc = ns_night_step(night, wave, gave_up, err);
     if (rc != NS_OK || *gave_up) {
+        if (rc == NS_OK)
+            ns_night_halt(night, wave, plan);
         if (wave)
             m->wave_close(m->self, wave);
         ns_sched_wave_lost(night->sched);
@@ -134,7 +144,7 @@ static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan 
     m->wave_close(m->self, wave);
     if (rc != NS_OK)
         return rc;
-    count_wave(night, &stats);
+    ns_night_count(night, &stats);
     return commit_wave(night, plan, &stats, began_at_ms, n_tokens, err);
 }
 
@@ -175,11 +185,23 @@ static enum ns_code idle(struct ns_night *night, bool *over, struct ns_error *er
     return look(night, err);
 }
 
+/* What was under way comes back first, and with it the wave that an earlier run put aside. */
+static enum ns_code begin(struct ns_night *night, bool *gave_up, struct ns_error *err)
+{
+    size_t n_claimed = 0;
+    enum ns_code rc = ns_night_admit(night, &n_claimed, err);
+    return rc == NS_OK ? ns_night_thaw(night, gave_up, err) : rc;
+}
+
 static enum ns_code loop(struct ns_night *night, struct ns_error *err)
 {
     uint64_t began_ns = ns_clock_mono_ns();
+    night->snapped_ns = began_ns;
+    bool over = false, gave_up = false;
     enum ns_code rc = look(night, err);
-    for (bool over = false, gave_up = false; rc == NS_OK && !over && !gave_up;) {
+    if (rc == NS_OK)
+        rc = begin(night, &gave_up, err);
+    while (rc == NS_OK && !over && !gave_up) {
         if (ns_signal_count() > 0)
             break;
         size_t n_claimed = 0;
@@ -200,9 +222,15 @@ static enum ns_code loop(struct ns_night *night, struct ns_error *err)
             rc = run_wave(night, &plan, &gave_up, err);
             over = night->options->once;
         }
+        if (rc == NS_OK && !over && !gave_up && ns_clock_mono_ns() - night->snapped_ns > snapshot_ns) {
+            rc = ns_night_snapshot(night, err);
+            night->snapped_ns = ns_clock_mono_ns();
+        }
         show_progress(night, began_ns);
     }
     night->report->stopped = ns_signal_count() > 0;
+    if (rc == NS_OK && ns_signal_count() == 1)
+        rc = ns_night_snapshot(night, err);
     night->report->wall_ns = ns_clock_mono_ns() - began_ns;
     return rc;
 }

@@ -23,7 +23,12 @@ struct ns_ride {
     float *prompt_logprob; /* [prompt.n], NULL when not wanted */
     uint32_t *prompt_top_id;
     float *prompt_top_logprob;
+    uint8_t *known; /* [prompt.n] which of them are known; NULL when not wanted */
     uint32_t n_scored, n_to_score;
+    uint32_t n_restored;  /* positions that did not have to be computed in this run: their answers or state came back */
+    bool boarded;         /* was in the scheduler before */
+    struct ns_seq *state; /* owned: came back from a file, for the scheduler to adopt */
+    uint32_t n_snapshot;  /* positions of the side file that is there already */
     bool prompt_committed;
     bool is_greedy;
     double score;
@@ -64,6 +69,12 @@ NS_MUST_CHECK enum ns_code ns_roster_add(struct ns_roster *roster, struct ns_cla
 void ns_roster_remove(struct ns_roster *roster, struct ns_rider *rider);
 struct ns_rider *ns_roster_find(const struct ns_roster *roster, int64_t request_id); /* NULL: not here */
 
+struct ns_snap { /* a side file whose row is to be written */
+    struct ns_ride *ride;
+    struct ns_snapshot made;
+    char rel_path[96];
+};
+
 /* ---- the run ------------------------------------------------------------------------------------------------------ */
 
 struct ns_night {
@@ -77,6 +88,10 @@ struct ns_night {
     struct ns_control control; /* what people asked for at the last edge */
     bool alone;                /* suspects under way: claim nothing until a wave has committed */
     bool draining;
+    uint32_t steps;       /* of the wave under way, in this run */
+    struct ns_snap *snap; /* [n_snaps] owned while a snapshot is taken */
+    size_t n_snaps;
+    uint64_t snapped_ns; /* when the last one was */
 };
 
 /* admit.c: claims what fits and puts it into the scheduler. *n: how many requests were claimed. */
@@ -84,9 +99,29 @@ NS_MUST_CHECK enum ns_code ns_night_admit(struct ns_night *night, size_t *n, str
 /* Adds rides that wait for room in the scheduler. */
 NS_MUST_CHECK enum ns_code ns_night_board(struct ns_night *night, struct ns_error *err);
 
+/* night.c: what waves have in common. step: *gave_up when a signal came; the wave is as it was after its last step. */
+NS_MUST_CHECK enum ns_code ns_night_step(struct ns_night *night, struct ns_wave *wave, bool *gave_up,
+                                         struct ns_error *err);
+void ns_night_count(struct ns_night *night, const struct ns_wave_stats *stats);
+struct ns_wave_record ns_night_record(const struct ns_night *night, const struct ns_wave_stats *stats, const char *kind,
+                                      int64_t began_at_ms, uint32_t n_seqs, uint32_t n_tokens, const char *detail);
+
+/* halt.c: puts a half-done wave aside, as far as that is possible; and goes on with one that was. */
+void ns_night_halt(struct ns_night *night, struct ns_wave *wave, const struct ns_sched_plan *plan);
+NS_MUST_CHECK enum ns_code ns_night_thaw(struct ns_night *night, bool *gave_up, struct ns_error *err);
+
+/* snap.c: side files of sequence states. A failure to save is a warning. */
+NS_MUST_CHECK enum ns_code ns_night_snapshot(struct ns_night *night, struct ns_error *err);
+void ns_snap_rows(const struct ns_night *night, struct ns_state_file *out); /* [n_snaps] */
+/* Loads what was saved of a sequence that comes back, if it is good. */
+NS_MUST_CHECK enum ns_code ns_night_restore(struct ns_night *night, struct ns_ride *ride, struct ns_error *err);
+
 /* harvest.c: notes answers and failures, makes results of what is finished. */
 NS_MUST_CHECK enum ns_code ns_night_harvest(struct ns_night *night, const struct ns_sched_outcome *outcome,
                                             uint32_t *n_tokens, struct ns_error *err);
+/* One answer; result->item is not looked at. A ride that is not in the scheduler boards later with what it learned. */
+NS_MUST_CHECK enum ns_code ns_night_note(struct ns_night *night, const struct ns_sched_result *result,
+                                         uint32_t *n_tokens, struct ns_error *err);
 /* Cancelled, expired and held requests. */
 NS_MUST_CHECK enum ns_code ns_night_obey(struct ns_night *night, struct ns_error *err);
 /* One transaction: everything new since the last commit; finished riders leave. wave may be NULL. */

@@ -15,6 +15,8 @@ static void free_ride(struct ns_budget *budget, struct ns_ride *ride)
     ns_budget_give(budget, ride->logprob);
     ns_budget_give(budget, ride->top_id);
     ns_budget_give(budget, ride->top_logprob);
+    ns_seq_close(ride->state);
+    ns_budget_give(budget, ride->known);
     ns_budget_give(budget, ride->prompt_logprob);
     ns_budget_give(budget, ride->prompt_top_id);
     ns_budget_give(budget, ride->prompt_top_logprob);

@@ -75,6 +75,11 @@ NS_MUST_CHECK enum ns_code ns_sched_add(struct ns_sched *sched, const struct ns_
                                         struct ns_error *err);
 /* The next token of a generation, after its answer was taken. Errors: NS_BUDGET; NS_INPUT when max_new is used up. */
 NS_MUST_CHECK enum ns_code ns_sched_append(struct ns_sched *sched, uint32_t item, uint32_t token, struct ns_error *err);
+/* A state of this item that was kept elsewhere (a snapshot): taken in any case, and used when it holds some, but not all, of
+ * the item's positions in order. What it holds need not be computed again. */
+void ns_sched_adopt(struct ns_sched *sched, uint32_t item, struct ns_seq *seq);
+/* The longest kept state on the item's path and its positions; NULL and 0: none. Borrowed until the next call of next. */
+const struct ns_seq *ns_sched_state(const struct ns_sched *sched, uint32_t item, uint32_t *positions);
 /* Finished, failed or cancelled: forgets it and frees what only it needed. */
 void ns_sched_remove(struct ns_sched *sched, uint32_t item);
 
