@@ -138,8 +138,8 @@ void ns_snap_rows(const struct ns_night *night, struct ns_state_file *out)
 
 /* ---- coming back ----------------------------------------------------------------------------------------------------- */
 
-static enum ns_code load_files(struct ns_night *night, const struct ns_state_row *row, size_t n, struct ns_seq *seq,
-                               struct ns_error *err)
+static enum ns_code load_files(struct ns_night *night, int64_t seq_id, const struct ns_state_row *row, size_t n,
+                               struct ns_seq *seq, struct ns_error *err)
 {
     struct ns_snapshot want[FILES_MOST];
     const char *path[FILES_MOST];
@@ -148,7 +148,8 @@ static enum ns_code load_files(struct ns_night *night, const struct ns_state_row
         return NS_BUDGET;
     enum ns_code rc = NS_OK;
     for (size_t i = 0; rc == NS_OK && i < n; i++) {
-        want[i] = (struct ns_snapshot){.from_pos = row[i].from_pos, .to_pos = row[i].to_pos, .bytes = row[i].bytes};
+        want[i] = (struct ns_snapshot){
+            .seq_id = (uint64_t)seq_id, .from_pos = row[i].from_pos, .to_pos = row[i].to_pos, .bytes = row[i].bytes};
         snprintf(want[i].checksum, sizeof want[i].checksum, "%s", row[i].checksum);
         path[i] = text + i * 4096;
         rc = full_path(night, row[i].rel_path, text + i * 4096, err);
@@ -175,7 +176,7 @@ enum ns_code ns_night_restore(struct ns_night *night, struct ns_ride *ride, stru
     if (rc != NS_OK)
         return rc;
     struct ns_error why = {0};
-    rc = load_files(night, row, n, seq, &why);
+    rc = load_files(night, ride->row->seq_id, row, n, seq, &why);
     uint32_t positions = rc == NS_OK ? ns_seq_positions(seq) : 0;
     if (rc == NS_OK && positions < known_tokens(ride)) {
         ride->state = seq;
