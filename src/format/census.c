@@ -70,9 +70,10 @@ static void vector(struct wants *t, const char *suffix, const char *key, uint64_
     want(t, suffix, key, FLOATS, 1, n, 0, 0);
 }
 
+/* The products read bf16; vectors are widened when they are bound. */
 static void matrix(struct wants *t, const char *suffix, const char *key, uint64_t rows, uint64_t cols)
 {
-    want(t, suffix, key, FLOATS, 2, rows, cols, 0);
+    want(t, suffix, key, BF16_ONLY, 2, rows, cols, 0);
 }
 
 static void kda_wants(struct wants *t, const struct ns_config *c)
@@ -146,9 +147,9 @@ static void layer_wants(struct wants *t, const struct ns_config *c, uint32_t lay
     vector(t, "post_attention_layernorm.weight", NULL, c->hidden);
     if (c->attn_res_block > 0) {
         vector(t, "self_attention_res_norm.weight", "attn_res_block_size", c->hidden);
-        matrix(t, "self_attention_res_proj.weight", "attn_res_block_size", 1, c->hidden);
+        want(t, "self_attention_res_proj.weight", "attn_res_block_size", FLOATS, 2, 1, c->hidden, 0);
         vector(t, "mlp_res_norm.weight", "attn_res_block_size", c->hidden);
-        matrix(t, "mlp_res_proj.weight", "attn_res_block_size", 1, c->hidden);
+        want(t, "mlp_res_proj.weight", "attn_res_block_size", FLOATS, 2, 1, c->hidden, 0);
     }
     if (c->is_kda[layer])
         kda_wants(t, c);
@@ -387,12 +388,12 @@ static void check_model(struct census *s)
     const char *gone[4];
     size_t n = 0;
     char head[NAME_BYTES];
-    if (!check_top(s, "model.embed_tokens.weight", FLOATS, 2, c->vocab, c->hidden))
+    if (!check_top(s, "model.embed_tokens.weight", BF16_ONLY, 2, c->vocab, c->hidden))
         gone[n++] = "the embedding";
     if (!check_top(s, "model.norm.weight", FLOATS, 1, c->hidden, 0))
         gone[n++] = "the final norm";
     snprintf(head, sizeof head, "%slm_head.weight", ns_shards_prefix(s->shards));
-    if (!check_top(s, "lm_head.weight", FLOATS, 2, c->vocab, c->hidden)) {
+    if (!check_top(s, "lm_head.weight", BF16_ONLY, 2, c->vocab, c->hidden)) {
         if (!c->tied_embeddings)
             gone[n++] = "the head (lm_head)";
     } else if (c->tied_embeddings) {
