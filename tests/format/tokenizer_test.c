@@ -591,6 +591,7 @@ static void bad_rank_files_are_refused(void **state)
     refused("I? == 0\n", NULL, 768, "the rank is not a number");
     refused("I?== 0\n", NULL, 768, "not base64");
     refused("IR== 0\n", NULL, 768, "not base64");
+    refused("ISF= 0\n", NULL, 768, "not base64");
     refused("==== 0\n", NULL, 768, "not base64");
     refused("IQ== 0\nIQ== 1\n", NULL, 768, "ranks 0 and 1 have the same bytes");
     refused("", NULL, 768, "no tokens");
@@ -639,6 +640,36 @@ static void harmless_variants_are_accepted(void **state)
     scratch_close(&s);
 }
 
+/* Of two names that begin at the same place the longer one is meant, in whatever order the file has them. */
+static void the_longest_marker_wins(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "{\"added_tokens_decoder\":{\"600\":{\"content\":\"<a\"},\"601\":{\"content\":\"<ab>\"}}}",
+        "{\"added_tokens_decoder\":{\"601\":{\"content\":\"<ab>\"},\"600\":{\"content\":\"<a\"}}}",
+    };
+    for (size_t i = 0; i < NS_COUNT(names); i++) {
+        struct scratch s;
+        struct ns_tokenizer *t = NULL;
+        struct ns_ids ids;
+        scratch_open(&s);
+        copy_into(&s, K3_TINY, "tiktoken.model");
+        scratch_write(&s, "tokenizer_config.json", names[i], strlen(names[i]));
+        assert_int_equal(ns_tokenizer_open(s.dir, 768, &budget, &t, NULL), NS_OK);
+        ns_ids_init(&ids, &budget);
+        assert_int_equal(ns_tokenizer_encode(t, "<ab><a>", 7, true, &ids, NULL), NS_OK);
+        assert_int_equal(ids.n, 3);
+        assert_int_equal(ids.id[0], 601);
+        assert_int_equal(ids.id[1], 600);
+        assert_true(ids.id[2] < 512);
+        assert_int_equal(ns_tokenizer_special(t, "<a"), 600);
+        assert_int_equal(ns_tokenizer_special(t, "<ab>"), 601);
+        ns_ids_fini(&ids);
+        ns_tokenizer_close(t);
+        scratch_close(&s);
+    }
+}
+
 static void open_and_encode_survive_failed_allocations(void **state)
 {
     (void)state;
@@ -682,6 +713,7 @@ int main(void)
         cmocka_unit_test(cutting_a_stream_anywhere_changes_nothing),
         cmocka_unit_test(bad_rank_files_are_refused),
         cmocka_unit_test(harmless_variants_are_accepted),
+        cmocka_unit_test(the_longest_marker_wins),
         cmocka_unit_test(open_and_encode_survive_failed_allocations),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
