@@ -207,6 +207,26 @@ static void c38_wrong_type_names_found_and_supported(void **state)
     free(config);
 }
 
+/* The same elements in another number of dimensions. */
+static void ranks_are_checked(void **state)
+{
+    (void)state;
+    struct made m = {0};
+    char *config = config_of(K3_TINY);
+    made_load(&m, fixture[K3_TINY], &budget);
+    struct made_tensor *norm = made_find(&m, "layers.3.input_layernorm");
+    norm->rank = 2;
+    norm->dim[1] = 1;
+    expect(&m, config, "input_layernorm.weight has shape [128, 1], the config calls for [128]", NULL);
+    norm->rank = 1;
+    struct made_tensor *mix = made_find(&m, "layers.3.mlp_res_proj");
+    mix->rank = 1;
+    mix->dim[0] = 128;
+    expect(&m, config, "mlp_res_proj.weight has shape [128], the config calls for [1, 128]", NULL);
+    made_free(&m);
+    free(config);
+}
+
 /* A matrix in F32 is refused, a vector in either type is fine: that is what the arithmetic reads. */
 static void vectors_may_be_wider_than_matrices(void **state)
 {
@@ -392,6 +412,7 @@ int main(void)
         cmocka_unit_test_teardown(c34_missing_layers_are_ranges, no_leak),
         cmocka_unit_test_teardown(missing_experts_are_ranges, no_leak),
         cmocka_unit_test_teardown(c38_wrong_type_names_found_and_supported, no_leak),
+        cmocka_unit_test_teardown(ranks_are_checked, no_leak),
         cmocka_unit_test_teardown(vectors_may_be_wider_than_matrices, no_leak),
         cmocka_unit_test_teardown(c31_unknown_type_on_a_needed_tensor, no_leak),
         cmocka_unit_test_teardown(c40_irregular_last_layers, no_leak),
