@@ -123,7 +123,7 @@ static void put_line(FILE *out, uint64_t *rnd, size_t i)
     }
 }
 
-static void submit_file(struct night_fixture *f)
+void night_fixture_submit_file(struct night_fixture *f)
 {
     struct ns_error err = {0};
     struct ns_queue *queue = NULL;
@@ -142,7 +142,7 @@ void night_fixture_submit(struct night_fixture *f, uint64_t seed, size_t n_reque
     for (size_t i = 0; i < n_requests; i++)
         put_line(out, &seed, i);
     assert_int_equal(fclose(out), 0);
-    submit_file(f);
+    night_fixture_submit_file(f);
 }
 
 void night_fixture_submit_text(struct night_fixture *f, const char *lines)
@@ -151,7 +151,7 @@ void night_fixture_submit_text(struct night_fixture *f, const char *lines)
     assert_non_null(out);
     fputs(lines, out);
     assert_int_equal(fclose(out), 0);
-    submit_file(f);
+    night_fixture_submit_file(f);
 }
 
 enum ns_code night_fixture_run(struct night_fixture *f, struct fake_machine *fake, uint32_t rows, bool once,

@@ -17,6 +17,7 @@ void night_fixture_new_queue(struct night_fixture *f);
 /* Writes a mixed job file (choices, plain, completions with echo and logprobs) and submits it. */
 void night_fixture_submit(struct night_fixture *f, uint64_t seed, size_t n_requests);
 void night_fixture_submit_text(struct night_fixture *f, const char *lines);
+void night_fixture_submit_file(struct night_fixture *f); /* what is in f->jobs */
 /* One run in this process. */
 enum ns_code night_fixture_run(struct night_fixture *f, struct fake_machine *fake, uint32_t rows, bool once,
                                struct ns_night_report *report, struct ns_error *err);
