@@ -54,7 +54,10 @@ static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_e
         return rc;
     struct ns_model_options mo = {
         .n_layers = e->options.layers, .head_group = e->options.head_group, .n_threads = e->kernels.n_threads};
-    return ns_model_open(&e->config, e->shards, e->store, &mo, e->budget, &e->model, err);
+    rc = ns_model_open(&e->config, e->shards, e->store, &mo, e->budget, &e->model, err);
+    if (rc == NS_OK && e->options.spill_dir && e->n_kda)
+        rc = ns_spill_open(e, err);
+    return rc;
 }
 
 enum ns_code ns_engine_open(const char *dir, const struct ns_engine_options *options, struct ns_budget *budget,
@@ -80,6 +83,7 @@ void ns_engine_close(struct ns_engine *e)
 {
     if (!e)
         return;
+    ns_spill_close(e);
     ns_model_close(e->model);
     ns_store_close(e->store);
     if (e->rows_share.parent)

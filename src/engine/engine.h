@@ -24,6 +24,10 @@ struct ns_engine_options {
     uint32_t layers;          /* diagnosis: only the first layers; 0: all */
     uint32_t block_positions; /* latent pages; 0: default */
     uint32_t head_group;      /* attention heads worked on together; 0: default */
+    size_t state_bytes;       /* most memory for kept sequences; 0: what the plan gives */
+    const char *spill_dir;    /* recurrent states that do not fit in memory go to files here; NULL: never */
+    uint64_t spill_bytes;     /* most bytes of such files */
+    uint32_t spill_log;       /* positions logged between two rewrites of a state; 0: default 8 */
     struct ns_store_options store;
 };
 
@@ -99,6 +103,14 @@ void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, ui
 /* Bytes that a kept sequence of n positions takes; what is left for such states. */
 size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions);
 size_t ns_engine_state_left(const struct ns_engine *engine);
+
+/* Spilled states so far: bytes read, bytes written, files now. Zero without a spill folder. */
+struct ns_spill_stats {
+    uint64_t read_bytes, written_bytes, file_bytes;
+    uint32_t n_files;
+};
+
+void ns_engine_spill_stats(const struct ns_engine *engine, struct ns_spill_stats *out);
 /* An empty sequence (0 positions). Memory is taken when a wave writes into it; NS_BUDGET then. */
 NS_MUST_CHECK enum ns_code ns_seq_open(struct ns_engine *engine, struct ns_seq **out, struct ns_error *err);
 void ns_seq_close(struct ns_seq *seq); /* NULL is fine */

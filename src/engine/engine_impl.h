@@ -17,6 +17,7 @@ struct ns_engine {
     struct ns_plan plan;
     struct ns_work work;
     struct ns_budget rows_share, state_share; /* limit 0 until opened */
+    struct ns_spill *spill;                   /* NULL: states stay in memory */
     struct ns_wave *wave;                     /* the one in progress, or NULL */
     size_t kda_layer_floats, key_floats;      /* one layer's recurrent state; one cached position */
     uint32_t n_kda, n_mla, block;             /* block: positions of a page */
@@ -35,7 +36,8 @@ struct ns_page {
 struct ns_seq {
     struct ns_engine *engine;
     uint32_t n_positions;
-    float *kda; /* [n_kda][kda_heads][head floats]; NULL while nothing was written */
+    float *kda; /* [n_kda][kda_heads][head floats]; NULL while nothing was written, or spilled */
+    struct ns_spill_file *spilled;
     struct ns_page **page;
     uint32_t n_pages, page_capacity;
     uint32_t n_from, n_into; /* uses in the wave that is being checked */
@@ -48,8 +50,50 @@ void ns_page_release(struct ns_engine *engine, struct ns_page *page);         /*
 size_t ns_page_bytes(const struct ns_engine *engine);
 float *ns_page_layer(const struct ns_engine *engine, const struct ns_page *page, uint32_t mla_index);
 NS_MUST_CHECK enum ns_code ns_seq_reserve(struct ns_seq *seq, uint32_t n_pages, struct ns_error *err);
-void ns_seq_reset(struct ns_seq *seq); /* back to 0 positions; memory is given back */
-float *ns_seq_kda_layer(const struct ns_seq *seq, uint32_t kda_index);
+void ns_seq_reset(struct ns_seq *seq);                                 /* back to 0 positions; memory is given back */
+float *ns_seq_kda_layer(const struct ns_seq *seq, uint32_t kda_index); /* of one in memory */
+/* One layer's state into out, or from in: wherever it lives. n_logged: positions of its log that count. */
+NS_MUST_CHECK enum ns_code ns_seq_kda_get(const struct ns_seq *seq, uint32_t kda_index, uint32_t n_logged, float *out,
+                                          struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_seq_kda_put(struct ns_seq *seq, uint32_t kda_index, const float *in,
+                                          struct ns_error *err);
+
+/* ---- spill.c: recurrent states in files, with a write-behind log ------------------------------------------------------------------ */
+
+struct ns_spill_file {
+    struct ns_file *file;
+    uint32_t n_logged; /* positions in the log of every layer */
+};
+struct ns_spill_window;
+
+NS_MUST_CHECK enum ns_code ns_spill_open(struct ns_engine *engine, struct ns_error *err);
+void ns_spill_close(struct ns_engine *engine);
+NS_MUST_CHECK enum ns_code ns_spill_take(struct ns_engine *engine, struct ns_spill_file **out, struct ns_error *err);
+void ns_spill_give(struct ns_engine *engine, struct ns_spill_file *file);
+NS_MUST_CHECK enum ns_code ns_spill_get_layer(struct ns_engine *engine, const struct ns_spill_file *file,
+                                              uint32_t kda_index, uint32_t n_logged, float *out, struct ns_error *err);
+NS_MUST_CHECK enum ns_code ns_spill_put_layer(struct ns_engine *engine, struct ns_spill_file *file, uint32_t kda_index,
+                                              const float *in, struct ns_error *err);
+size_t ns_spill_room(const struct ns_engine *engine); /* what spilled states could add to state_left */
+
+/* Homes of a wave: those that are spilled pass through a window of one group of heads. n_new [n_homes]: rows that end in
+ * the home, 0: it is only read. on_goes: the home is also where they start. */
+struct ns_spill_home {
+    struct ns_seq *seq;
+    uint32_t n_new;
+    bool goes_on;
+};
+/* *out is NULL when no home is spilled. may_append: false when layers were done already (a resumed wave). */
+NS_MUST_CHECK enum ns_code ns_spill_window_open(struct ns_engine *engine, const struct ns_spill_home *home, size_t n,
+                                                bool may_append, struct ns_spill_window **out, struct ns_error *err);
+/* Points work (and the states of spilled homes) at the window for this layer. */
+void ns_spill_window_layer(struct ns_spill_window *window, uint32_t kda_index, float **home_state,
+                           struct ns_kda_work *work);
+NS_MUST_CHECK enum ns_code ns_spill_window_settle(struct ns_spill_window *window,
+                                                  struct ns_error *err);            /* waits for writes */
+uint32_t ns_spill_window_logged(const struct ns_spill_window *window, size_t home); /* after the wave */
+void ns_spill_window_commit(struct ns_spill_window *window);
+void ns_spill_window_close(struct ns_spill_window *window); /* NULL is fine */
 
 /* ---- lineage.c: who descends from whom, and what that means for states and caches ---------------------------------------------- */
 
@@ -86,6 +130,7 @@ struct ns_lineage {
     struct ns_seq **home;
     float **home_state; /* of the layer at work */
     uint32_t n_homes;
+    struct ns_spill_window *window; /* NULL: every home is in memory */
     /* full attention */
     struct ns_mla_block *block;
     size_t n_blocks;
@@ -103,6 +148,8 @@ struct ns_lineage {
 /* Checks the segments (NS_INPUT) and makes room for what into needs. On error nothing is left behind. */
 NS_MUST_CHECK enum ns_code ns_lineage_open(struct ns_engine *engine, const struct ns_segment *segment, size_t n,
                                            struct ns_lineage *lineage, struct ns_error *err);
+/* The window for spilled homes, before the first layer that runs. */
+NS_MUST_CHECK enum ns_code ns_lineage_page_in(struct ns_lineage *lineage, bool may_append, struct ns_error *err);
 void ns_lineage_kda(struct ns_lineage *lineage, uint32_t kda_index, struct ns_kda_work *work);
 void ns_lineage_mla(struct ns_lineage *lineage, uint32_t mla_index, float *latent, struct ns_mla_work *work);
 /* Copies the rows of this layer into the pages of kept sequences. */

@@ -204,6 +204,7 @@ static struct ns_kda_step step_of(struct ns_lineage *l, struct walk *w, uint32_t
         last_child = --w->left[s->parent] == 0;
     } else if (s->from && s->from->n_positions) {
         step.source = home_of(l, s->from);
+        step.replay = true;
     }
     if (s->into)
         step.target = home_of(l, s->into);
@@ -414,14 +415,38 @@ static enum ns_code plan_pages(struct ns_lineage *l, struct ns_error *err)
     return NS_OK;
 }
 
+/* ---- spilled homes --------------------------------------------------------------------------------------------------- */
+
+enum ns_code ns_lineage_page_in(struct ns_lineage *l, bool may_append, struct ns_error *err)
+{
+    if (!l->engine->spill || l->n_homes == 0)
+        return NS_OK;
+    struct ns_spill_home *home = (struct ns_spill_home *)take(l, l->n_homes, sizeof *home, err);
+    if (!home)
+        return NS_BUDGET;
+    for (uint32_t i = 0; i < l->n_homes; i++)
+        home[i].seq = l->home[i];
+    for (uint32_t i = 0; i < l->n_segments; i++) {
+        struct ns_seq *into = l->segment[i].into;
+        if (!into)
+            continue;
+        home[into->home].n_new = l->seg[i].n;
+        home[into->home].goes_on = into == l->segment[i].from && into->n_positions > 0;
+    }
+    enum ns_code rc = ns_spill_window_open(l->engine, home, l->n_homes, may_append, &l->window, err);
+    ns_budget_give(l->engine->budget, home);
+    return rc;
+}
+
 /* ---- the layers ------------------------------------------------------------------------------------------------------------------------------- */
 
 void ns_lineage_kda(struct ns_lineage *l, uint32_t kda_index, struct ns_kda_work *work)
 {
     for (uint32_t i = 0; i < l->n_homes; i++)
-        l->home_state[i] = ns_seq_kda_layer(l->home[i], kda_index);
+        l->home_state[i] = l->home[i]->spilled ? NULL : ns_seq_kda_layer(l->home[i], kda_index);
     *work = (struct ns_kda_work){
         .step = l->step, .tree = l->tree, .n_trees = l->n_trees, .n_slots = l->n_slots, .home = l->home_state};
+    ns_spill_window_layer(l->window, kda_index, l->home_state, work);
 }
 
 void ns_lineage_mla(struct ns_lineage *l, uint32_t mla_index, float *latent, struct ns_mla_work *work)
@@ -528,6 +553,9 @@ void ns_lineage_commit(struct ns_lineage *l, const bool *ok)
         if (l->segment[i].into && ok[i] && l->segment[i].into == l->segment[i].from)
             commit_sequence(l, i);
     drop_unused(l);
+    ns_spill_window_commit(l->window);
+    ns_spill_window_close(l->window);
+    l->window = NULL;
     for (uint32_t i = 0; i < l->n_segments; i++)
         if (l->segment[i].into && !ok[i])
             ns_seq_reset(l->segment[i].into);
@@ -539,6 +567,8 @@ void ns_lineage_close(struct ns_lineage *l)
     if (!l->engine)
         return;
     drop_unused(l);
+    ns_spill_window_close(l->window);
+    l->window = NULL;
     for (size_t i = 0; l->segment && i < l->n_segments; i++)
         if (l->segment[i].into && (l->written || l->segment[i].into->n_positions == 0))
             ns_seq_reset(l->segment[i].into);

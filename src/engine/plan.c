@@ -191,12 +191,16 @@ static enum ns_code divide(struct planner *p, struct ns_error *err)
     uint64_t model =
         plan->trunk_bytes + plan->head_bytes + plan->expert_total_bytes + (plan->expert_total_bytes >> 8) + 65536;
     size_t resident = one < rest ? (rest - one) / 2 : 0;
+    if (o->state_bytes) /* a cap: the rest stays resident */
+        resident = rest - at_most(rest, o->state_bytes > one ? o->state_bytes : one);
     if (resident > model)
         resident = (size_t)model;
     if (o->store.resident_bytes && resident > o->store.resident_bytes)
         resident = o->store.resident_bytes;
     share[NS_SHARE_RESIDENT] = plan->store.resident_bytes = resident;
     share[NS_SHARE_STATES] = rest - resident;
+    if (o->state_bytes)
+        share[NS_SHARE_STATES] = at_most(rest - resident, o->state_bytes > one ? o->state_bytes : one);
     return NS_OK;
 }
 

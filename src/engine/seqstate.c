@@ -12,6 +12,7 @@
 #include "engine/engine_impl.h"
 
 #include <assert.h>
+#include <string.h>
 
 size_t ns_page_bytes(const struct ns_engine *engine)
 {
@@ -67,8 +68,10 @@ void ns_seq_reset(struct ns_seq *seq)
         ns_page_release(engine, seq->page[i]);
     ns_budget_give(&engine->state_share, seq->page);
     ns_budget_give(&engine->state_share, seq->kda);
+    ns_spill_give(engine, seq->spilled);
     seq->page = NULL;
     seq->kda = NULL;
+    seq->spilled = NULL;
     seq->n_pages = seq->page_capacity = seq->n_positions = 0;
 }
 
@@ -86,14 +89,25 @@ uint32_t ns_seq_positions(const struct ns_seq *seq)
     return seq->n_positions;
 }
 
+/* With a spill folder a third of the share is kept for pages and for the window through which spilled states pass. */
+static enum ns_code reserve_recurrent(struct ns_seq *seq, struct ns_error *err)
+{
+    struct ns_engine *engine = seq->engine;
+    size_t bytes = engine->n_kda * engine->kda_layer_floats * sizeof(float);
+    size_t left = ns_budget_left(&engine->state_share);
+    if (engine->spill && left < bytes + engine->plan.share[NS_SHARE_STATES] / 3)
+        return ns_spill_take(engine, &seq->spilled, err);
+    seq->kda = (float *)ns_budget_take_raw(&engine->state_share, bytes, 64, err);
+    return seq->kda ? NS_OK : NS_BUDGET;
+}
+
 enum ns_code ns_seq_reserve(struct ns_seq *seq, uint32_t n_pages, struct ns_error *err)
 {
     struct ns_engine *engine = seq->engine;
-    if (!seq->kda && engine->n_kda) {
-        size_t bytes = engine->n_kda * engine->kda_layer_floats * sizeof(float);
-        seq->kda = (float *)ns_budget_take_raw(&engine->state_share, bytes, 64, err);
-        if (!seq->kda)
-            return NS_BUDGET;
+    if (!seq->kda && !seq->spilled && engine->n_kda) {
+        enum ns_code rc = reserve_recurrent(seq, err);
+        if (rc != NS_OK)
+            return rc;
     }
     if (n_pages <= seq->page_capacity)
         return NS_OK;
@@ -111,6 +125,23 @@ float *ns_seq_kda_layer(const struct ns_seq *seq, uint32_t kda_index)
     return seq->kda + kda_index * seq->engine->kda_layer_floats;
 }
 
+enum ns_code ns_seq_kda_get(const struct ns_seq *seq, uint32_t kda_index, uint32_t n_logged, float *out,
+                            struct ns_error *err)
+{
+    if (seq->spilled)
+        return ns_spill_get_layer(seq->engine, seq->spilled, kda_index, n_logged, out, err);
+    memcpy(out, ns_seq_kda_layer(seq, kda_index), seq->engine->kda_layer_floats * sizeof *out);
+    return NS_OK;
+}
+
+enum ns_code ns_seq_kda_put(struct ns_seq *seq, uint32_t kda_index, const float *in, struct ns_error *err)
+{
+    if (seq->spilled)
+        return ns_spill_put_layer(seq->engine, seq->spilled, kda_index, in, err);
+    memcpy(ns_seq_kda_layer(seq, kda_index), in, seq->engine->kda_layer_floats * sizeof *in);
+    return NS_OK;
+}
+
 size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions)
 {
     size_t pages = ((size_t)n_positions + engine->block - 1) / engine->block;
@@ -120,5 +151,5 @@ size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions)
 
 size_t ns_engine_state_left(const struct ns_engine *engine)
 {
-    return ns_budget_left(&engine->state_share);
+    return ns_budget_left(&engine->state_share) + ns_spill_room(engine);
 }

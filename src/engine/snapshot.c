@@ -26,6 +26,37 @@ static size_t position_floats(const struct ns_engine *e)
     return e->n_mla * e->key_floats;
 }
 
+/* The recurrent state of all layers, by way of one layer's buffer: it may be spilled. */
+static enum ns_code put_recurrent(struct ns_side_out *out, const struct ns_seq *seq, struct ns_error *err)
+{
+    struct ns_engine *e = seq->engine;
+    size_t bytes = e->kda_layer_floats * sizeof(float);
+    float *state = (float *)ns_budget_take_raw(e->budget, bytes, 64, err);
+    enum ns_code rc = state ? NS_OK : NS_BUDGET;
+    for (uint32_t k = 0; rc == NS_OK && k < e->n_kda; k++) {
+        rc = ns_seq_kda_get(seq, k, seq->spilled ? seq->spilled->n_logged : 0, state, err);
+        if (rc == NS_OK)
+            rc = ns_side_put(out, state, bytes, err);
+    }
+    ns_budget_give(e->budget, state);
+    return rc;
+}
+
+static enum ns_code get_recurrent(struct ns_side_in *in, struct ns_seq *seq, struct ns_error *err)
+{
+    struct ns_engine *e = seq->engine;
+    size_t bytes = e->kda_layer_floats * sizeof(float);
+    float *state = (float *)ns_budget_take_raw(e->budget, bytes, 64, err);
+    enum ns_code rc = state ? NS_OK : NS_BUDGET;
+    for (uint32_t k = 0; rc == NS_OK && k < e->n_kda; k++) {
+        rc = ns_side_get(in, state, bytes, err);
+        if (rc == NS_OK)
+            rc = ns_seq_kda_put(seq, k, state, err);
+    }
+    ns_budget_give(e->budget, state);
+    return rc;
+}
+
 static enum ns_code put_positions(struct ns_side_out *out, const struct ns_seq *seq, uint32_t from,
                                   struct ns_error *err)
 {
@@ -52,7 +83,7 @@ enum ns_code ns_seq_save(const struct ns_seq *seq, const char *path, uint64_t se
     enum ns_code rc = ns_side_create(path, e->budget, &file, err);
     if (rc != NS_OK)
         return rc;
-    rc = ns_side_put(&file, seq->kda, recurrent_floats(e) * sizeof(float), err);
+    rc = put_recurrent(&file, seq, err);
     if (rc == NS_OK)
         rc = put_positions(&file, seq, from, err);
     if (rc == NS_OK)
@@ -112,7 +143,7 @@ static enum ns_code load_one(struct ns_seq *seq, const char *path, const struct 
     if (rc == NS_OK)
         rc = ns_seq_reserve(seq, e->n_mla ? pages : 0, err);
     if (rc == NS_OK)
-        rc = ns_side_get(&in, seq->kda, recurrent_floats(e) * sizeof(float), err);
+        rc = get_recurrent(&in, seq, err);
     if (rc == NS_OK)
         rc = get_positions(&in, seq, from, want->to_pos, err);
     if (rc == NS_OK)

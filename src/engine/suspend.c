@@ -186,15 +186,33 @@ static void put_sequences(struct pen *pen, const struct ns_engine *e, const stru
     assert(next == c->n_pages);
 }
 
+/* All layers of a sequence that had positions, else the layers done. A spilled one: with the log as far as it counts. */
+static void put_recurrent(struct pen *pen, const struct ns_wave *w, const struct ns_seq *seq, uint32_t done)
+{
+    struct ns_engine *e = w->engine;
+    if (!seq->kda && !seq->spilled)
+        return;
+    float *state = (float *)ns_budget_take_raw(e->budget, e->kda_layer_floats * sizeof(float), 64, pen->err);
+    if (pen->rc == NS_OK && !state)
+        pen->rc = NS_BUDGET;
+    for (uint32_t k = 0; pen->rc == NS_OK && k < (seq->n_positions ? e->n_kda : done); k++) {
+        uint32_t logged = seq->spilled ? seq->spilled->n_logged : 0;
+        for (size_t h = 0; k < done && seq->spilled && h < w->lineage.n_homes; h++)
+            if (w->lineage.home[h] == seq)
+                logged = ns_spill_window_logged(w->lineage.window, h);
+        pen->rc = ns_seq_kda_get(seq, k, logged, state, pen->err);
+        put(pen, state, e->kda_layer_floats * sizeof(float));
+    }
+    ns_budget_give(e->budget, state);
+}
+
 static void put_progress(struct pen *pen, const struct ns_wave *w, const struct cast *c, uint32_t layer)
 {
     const struct ns_engine *e = w->engine;
     uint32_t kda, mla;
     layers_done(e, layer, &kda, &mla);
-    for (size_t i = 0; i < c->n; i++) {
-        uint32_t n = c->seq[i]->n_positions ? e->n_kda : c->seq[i]->kda ? kda : 0;
-        put(pen, c->seq[i]->kda, n * e->kda_layer_floats * sizeof(float));
-    }
+    for (size_t i = 0; i < c->n; i++)
+        put_recurrent(pen, w, c->seq[i], kda);
     for (size_t f = 0; f < w->lineage.n_fills; f++) {
         const struct ns_fill *fill = &w->lineage.fill[f];
         for (uint32_t l = 0; l < mla; l++)
@@ -235,14 +253,16 @@ enum ns_code ns_wave_suspend(struct ns_wave *w, const char *path, const void *no
 {
     const struct ns_engine *e = w->engine;
     assert(w->next >= 1 && w->next <= e->plan.layers + 1 && !w->broken);
-    struct cast c;
+    struct cast c = {0};
     struct pen pen = {.err = err};
     struct ns_suspend s = {.next_layer = w->next - 1};
     struct ns_side_head head = {.kind = NS_SIDE_WAVE,
                                 .field = {s.next_layer, e->plan.layers, e->block, e->n_kda * e->kda_layer_floats,
                                           e->n_mla * e->key_floats, w->lineage.n_rows}};
     memcpy(head.fingerprint, e->fingerprint, sizeof head.fingerprint);
-    pen.rc = cast_open(w, &c, err);
+    pen.rc = ns_spill_window_settle(w->lineage.window, err);
+    if (pen.rc == NS_OK)
+        pen.rc = cast_open(w, &c, err);
     if (pen.rc == NS_OK) {
         pen.rc = ns_side_create(path, e->budget, &pen.file, err);
         if (pen.rc == NS_OK) {
@@ -398,16 +418,27 @@ static void get_faults(struct reader *r, struct ns_wave *w)
     }
 }
 
+static void get_recurrent(struct reader *r, struct ns_seq *seq, uint32_t done)
+{
+    struct ns_engine *e = r->s->engine;
+    if (!seq->kda && !seq->spilled)
+        return;
+    float *state = (float *)take(r, e->kda_layer_floats, sizeof *state);
+    for (uint32_t k = 0; r->rc == NS_OK && k < (seq->n_positions ? e->n_kda : done); k++) {
+        get(r, state, e->kda_layer_floats * sizeof *state);
+        if (r->rc == NS_OK)
+            r->rc = ns_seq_kda_put(seq, k, state, r->err);
+    }
+    ns_budget_give(e->budget, state);
+}
+
 static void get_progress(struct reader *r, struct ns_wave *w)
 {
     const struct ns_engine *e = w->engine;
     uint32_t kda, mla;
     layers_done(e, r->layer, &kda, &mla);
-    for (size_t i = 0; i < r->s->n_seqs; i++) {
-        struct ns_seq *seq = r->s->seq[i];
-        uint32_t n = seq->n_positions ? e->n_kda : seq->kda ? kda : 0;
-        get(r, seq->kda, n * e->kda_layer_floats * sizeof(float));
-    }
+    for (size_t i = 0; i < r->s->n_seqs; i++)
+        get_recurrent(r, r->s->seq[i], kda);
     for (size_t f = 0; f < w->lineage.n_fills; f++) {
         const struct ns_fill *fill = &w->lineage.fill[f];
         for (uint32_t l = 0; l < mla; l++)

@@ -134,6 +134,8 @@ enum ns_code ns_wave_begin(struct ns_wave *w, uint32_t first_layer, struct ns_er
     size_t end = first[w->asks.n_rows ? layers + 1 : layers];
     enum ns_code rc = ns_store_check_unchanged(w->engine->store, err);
     if (rc == NS_OK)
+        rc = ns_lineage_page_in(&w->lineage, first_layer == 0, err);
+    if (rc == NS_OK)
         rc = ns_store_wave_begin(w->engine->store, tile + first[first_layer], end - first[first_layer], err);
     if (rc != NS_OK)
         return rc;
@@ -177,6 +179,8 @@ static enum ns_code run_head(struct ns_wave *w, struct ns_error *err)
     enum ns_code rc = NS_OK;
     if (w->asks.n_rows)
         rc = ns_pass_head(&w->pass, w->asks.row, w->asks.head, w->asks.result, w->asks.target, w->asks.n_targets, err);
+    if (rc == NS_OK)
+        rc = ns_spill_window_settle(w->lineage.window, err);
     if (rc == NS_OK)
         rc = ns_store_check_unchanged(w->engine->store, err);
     if (rc != NS_OK)

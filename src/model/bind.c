@@ -346,6 +346,16 @@ size_t ns_kda_head_floats(const struct ns_config *config)
     return d * d + 3 * (config->conv_kernel - 1) * d;
 }
 
+size_t ns_kda_log_floats(const struct ns_config *config)
+{
+    return 4 * (size_t)config->kda_dim + 4; /* beta, and padding to whole vectors */
+}
+
+uint32_t ns_kda_group(const struct ns_model *model)
+{
+    return model->kda_group;
+}
+
 size_t ns_mla_key_floats(const struct ns_config *config)
 {
     return (size_t)config->kv_lora + config->d_rope;

@@ -93,43 +93,121 @@ struct kda_job {
     const struct ns_kda_work *work;
     const struct kda_buffers *b;
     struct ns_kernels one; /* the same kernels on the worker's own thread */
-    uint32_t first_head;
-    float q_scale;
+    uint32_t first_head, n_heads;
 };
 
 static float *state_at(const struct kda_job *job, uint32_t place, uint32_t head, float *slots)
 {
     size_t floats = ns_kda_head_floats(job->pass->model->config);
-    if (place >= NS_STATE_HOME)
-        return job->work->home[place - NS_STATE_HOME] + head * floats;
-    return slots + place * floats;
+    if (place < NS_STATE_HOME)
+        return slots + place * floats;
+    uint32_t home = place - NS_STATE_HOME;
+    return job->work->home[home] + (head - (job->work->log ? job->work->log[home].first_head : 0)) * floats;
 }
 
-/* n consecutive positions of one head from row on; state is moved along. */
-static void run_chunk(const struct kda_job *job, uint32_t head, size_t row, size_t n, float *state, float *chunk)
+/* Where the inputs of one head's positions are, and where its output goes. */
+struct head_rows {
+    const float *in[3]; /* q, k, v before the convolution */
+    const float *alpha, *beta;
+    float *o;
+    size_t ld_in, ld_beta, ld_o;
+};
+
+/* n <= CHUNK consecutive positions of one head; state is moved along. chunk: 3 x CHUNK x d floats, and 4 d behind them. */
+static void run_chunk(const struct ns_kda_weights *w, const struct ns_config *c, const struct ns_kernels *k,
+                      uint32_t head, const struct head_rows *r, size_t n, float *state, float *chunk)
+{
+    size_t d = c->kda_dim, taps = c->conv_kernel;
+    float *out[3] = {chunk, chunk + CHUNK * d, chunk + 2 * CHUNK * d};
+    for (size_t i = 0; i < 3; i++)
+        ns_short_conv(k, out[i], d, r->in[i], r->ld_in, w->conv[i] + head * d * taps, taps,
+                      state + d * d + i * (taps - 1) * d, d, n, d);
+    ns_l2norm_heads(k, out[0], d, out[0], d, n, 1, d, 1.0f / sqrtf((float)d));
+    ns_l2norm_heads(k, out[1], d, out[1], d, n, 1, d, 1.0f);
+    ns_kda_run(k, state, r->o ? r->o : out[2], r->o ? r->ld_o : d, out[0], d, out[1], d, out[2], d, r->alpha, r->ld_in,
+               r->beta, r->ld_beta, n, d, chunk + 3 * CHUNK * d);
+}
+
+/* The log holds what run_chunk takes; the outputs of replayed positions are nobody's. */
+static void replay(const struct ns_kda_weights *w, const struct ns_config *c, const struct ns_kernels *k, uint32_t head,
+                   const float *row, size_t ld_row, uint32_t n, float *state, float *chunk)
+{
+    size_t d = c->kda_dim;
+    for (uint32_t t = 0; t < n; t += CHUNK) {
+        const float *at = row + t * ld_row;
+        struct head_rows r = {.in = {at, at + d, at + 2 * d},
+                              .alpha = at + 3 * d,
+                              .beta = at + 4 * d,
+                              .ld_in = ld_row,
+                              .ld_beta = ld_row};
+        run_chunk(w, c, k, head, &r, n - t < CHUNK ? n - t : CHUNK, state, chunk);
+    }
+}
+
+size_t ns_kda_replay_floats(const struct ns_config *config)
+{
+    return (3 * CHUNK + 4) * (size_t)config->kda_dim;
+}
+
+void ns_kda_replay(const struct ns_model *model, const struct ns_kernels *kernels, uint32_t layer, uint32_t head,
+                   const float *row, size_t ld_row, uint32_t n, float *state, float *scratch)
+{
+    struct ns_kernels one = *kernels;
+    one.n_threads = 1;
+    replay(&model->layer[layer].kda, model->config, &one, head, row, ld_row, n, state, scratch);
+}
+
+/* Writes n positions of one head behind those that the log holds. */
+static void append(const struct kda_job *job, const struct ns_kda_log *log, uint32_t head, const struct head_rows *r,
+                   uint32_t at, uint32_t n)
+{
+    const struct ns_config *c = job->pass->model->config;
+    size_t d = c->kda_dim, floats = ns_kda_log_floats(c), ld = job->n_heads * floats;
+    for (uint32_t t = 0; t < n; t++) {
+        float *out = log->row + (log->n + at + t) * ld + (head - job->first_head) * floats;
+        for (size_t i = 0; i < 3; i++)
+            memcpy(out + i * d, r->in[i] + t * r->ld_in, d * sizeof *out);
+        memcpy(out + 3 * d, r->alpha + t * r->ld_in, d * sizeof *out);
+        out[4 * d] = r->beta[t * r->ld_beta];
+    }
+}
+
+static const struct ns_kda_log *log_of(const struct kda_job *job, uint32_t place)
+{
+    bool is_home = place != NS_STATE_ZERO && place >= NS_STATE_HOME;
+    return is_home && job->work->log ? &job->work->log[place - NS_STATE_HOME] : NULL;
+}
+
+static void run_step(const struct kda_job *job, uint32_t head, const struct ns_kda_step *step, float *state,
+                     float *chunk)
 {
     const struct ns_config *c = job->pass->model->config;
     const struct kda_buffers *b = job->b;
-    const struct ns_kernels *k = &job->one;
-    size_t d = c->kda_dim, taps = c->conv_kernel, width = job->pass->model->kda_group * d;
-    size_t at = row * width + (head - job->first_head) * d, channel = head * d, p = (size_t)c->kda_heads * d;
-    float *in[3] = {b->q + at, b->k + at, b->v + at};
-    float *out[3] = {chunk, chunk + CHUNK * d, chunk + 2 * CHUNK * d};
-    for (size_t i = 0; i < 3; i++)
-        ns_short_conv(k, out[i], d, in[i], width, job->w->conv[i] + channel * taps, taps,
-                      state + d * d + i * (taps - 1) * d, d, n, d);
-    ns_l2norm_heads(k, out[0], d, out[0], d, n, 1, d, job->q_scale);
-    ns_l2norm_heads(k, out[1], d, out[1], d, n, 1, d, 1.0f);
-    float *alpha = b->f + at;
-    ns_kda_decay(k, alpha, width, alpha, width, job->w->dt + channel, job->w->a + head, c->has_decay_bound,
-                 c->decay_bound, n, 1, d);
-    ns_kda_run(k, state, b->o + row * p + channel, p, out[0], d, out[1], d, out[2], d, alpha, width,
-               b->beta + row * c->kda_heads + head, c->kda_heads, n, d, chunk + 3 * CHUNK * d);
+    const struct ns_kda_log *target = log_of(job, step->target);
+    size_t d = c->kda_dim, width = job->pass->model->kda_group * d, p = (size_t)c->kda_heads * d;
+    for (uint32_t t = 0; t < step->n; t += CHUNK) {
+        uint32_t n = step->n - t < CHUNK ? step->n - t : CHUNK;
+        size_t row = step->row + t, at = row * width + (head - job->first_head) * d;
+        float *alpha = b->f + at;
+        ns_kda_decay(&job->one, alpha, width, alpha, width, job->w->dt + head * d, job->w->a + head, c->has_decay_bound,
+                     c->decay_bound, n, 1, d);
+        struct head_rows r = {.in = {b->q + at, b->k + at, b->v + at},
+                              .alpha = alpha,
+                              .beta = b->beta + row * c->kda_heads + head,
+                              .o = b->o + row * p + head * d,
+                              .ld_in = width,
+                              .ld_beta = c->kda_heads,
+                              .ld_o = p};
+        run_chunk(job->w, c, &job->one, head, &r, n, state, chunk);
+        if (target && target->append)
+            append(job, target, head, &r, t, n);
+    }
 }
 
 static void run_unit(const struct kda_job *job, uint32_t head, const struct ns_kda_tree *tree, unsigned thread)
 {
-    size_t floats = ns_kda_head_floats(job->pass->model->config);
+    const struct ns_config *c = job->pass->model->config;
+    size_t floats = ns_kda_head_floats(c);
     float *slots = job->b->worker + thread * job->b->worker_floats;
     float *chunk = slots + job->pass->n_slots * floats;
     for (uint32_t i = 0; i < tree->n; i++) {
@@ -139,10 +217,11 @@ static void run_unit(const struct kda_job *job, uint32_t head, const struct ns_k
             memset(state, 0, floats * sizeof *state);
         else if (step->source != step->target)
             memcpy(state, state_at(job, step->source, head, slots), floats * sizeof *state);
-        for (uint32_t t = 0; t < step->n; t += CHUNK) {
-            uint32_t n = step->n - t < CHUNK ? step->n - t : CHUNK;
-            run_chunk(job, head, step->row + t, n, state, chunk);
-        }
+        const struct ns_kda_log *source = log_of(job, step->source);
+        if (source && step->replay)
+            replay(job->w, c, &job->one, head, source->row + (head - job->first_head) * ns_kda_log_floats(c),
+                   job->n_heads * ns_kda_log_floats(c), source->n, state, chunk);
+        run_step(job, head, step, state, chunk);
     }
 }
 
@@ -195,24 +274,21 @@ static enum ns_code run_group(struct ns_pass *pass, const struct ns_kda_weights 
                  {&w->f_b, b->f, b->f_packed},
                  {w->g.tensor ? &w->g : &w->g_b, b->g, w->g.tensor ? packed : b->g_packed}};
 
-    for (int i = 0; i < 5; i++) {
-        enum ns_code rc =
-            ns_feed_product(pass, part[i].m, head * d, heads * d, part[i].y, width, part[i].packed, NS_SET, err);
-        if (rc != NS_OK)
-            return rc;
-    }
-    struct kda_job job = {.pass = pass,
-                          .w = w,
-                          .work = work,
-                          .b = b,
-                          .one = *pass->kernels,
-                          .first_head = head,
-                          .q_scale = 1.0f / sqrtf((float)d)};
+    const struct ns_kda_pager *pager = work->pager;
+    enum ns_code rc = pager ? pager->begin(pager->arg, head, heads, err) : NS_OK;
+    for (int i = 0; rc == NS_OK && i < 5; i++)
+        rc = ns_feed_product(pass, part[i].m, head * d, heads * d, part[i].y, width, part[i].packed, NS_SET, err);
+    if (rc == NS_OK && pager)
+        rc = pager->ready(pager->arg, err);
+    if (rc != NS_OK)
+        return rc;
+    struct kda_job job = {
+        .pass = pass, .w = w, .work = work, .b = b, .one = *pass->kernels, .first_head = head, .n_heads = heads};
     job.one.n_threads = 1;
     ns_parallel(pass->kernels->n_threads, heads * work->n_trees, 1, run_units, &job);
     float *o = b->o + (size_t)head * d;
     ns_gated_norm_heads(pass->kernels, o, p, o, p, b->g, width, w->o_norm, pass->n_rows, heads, d, c->rms_eps);
-    return NS_OK;
+    return pager ? pager->end(pager->arg, err) : NS_OK;
 }
 
 enum ns_code ns_kda_attend(struct ns_pass *pass, uint32_t layer, const struct ns_kda_work *work, const void *packed,

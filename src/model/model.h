@@ -57,6 +57,14 @@ uint32_t ns_model_mla_layers(const struct ns_model *model);
 /* Floats of recurrent state of one head: S [d][d], then the histories of q, k, v, each [conv_kernel-1][d]. A layer's
  * state is [kda_heads] of them. */
 size_t ns_kda_head_floats(const struct ns_config *config);
+/* Floats of one logged position of one head. */
+size_t ns_kda_log_floats(const struct ns_config *config);
+uint32_t ns_kda_group(const struct ns_model *model); /* heads worked on together */
+/* Moves the state of one head along n logged positions (row stride ld_row floats). layer is a recurrent one. scratch:
+ * ns_kda_replay_floats. */
+size_t ns_kda_replay_floats(const struct ns_config *config);
+void ns_kda_replay(const struct ns_model *model, const struct ns_kernels *kernels, uint32_t layer, uint32_t head,
+                   const float *row, size_t ld_row, uint32_t n, float *state, float *scratch);
 /* Floats of one cached position of one full attention layer: the latent, then the shared key part. */
 size_t ns_mla_key_floats(const struct ns_config *config);
 
@@ -85,10 +93,30 @@ void *ns_arena_take(struct ns_arena *arena, size_t bytes); /* 64-byte aligned; b
 struct ns_kda_step {
     uint32_t row, n;         /* n consecutive positions: rows row .. row+n-1 */
     uint32_t source, target; /* state before the first row; state after the last */
+    bool replay;             /* the source is a home as it was kept: its log comes first */
 };
 
 struct ns_kda_tree {
     uint32_t first, n; /* steps; independent of every other tree */
+};
+
+/* A home that is not kept whole in memory: a base, and the inputs of the positions since, replayed in front of the rows
+ * of the step that starts from it. row [n + new][heads of the group][ns_kda_log_floats]: q, k, v before the convolution,
+ * alpha, beta; the rows of a step that ends in a home with append are added behind the first n. */
+struct ns_kda_log {
+    uint32_t n;
+    uint32_t first_head; /* the head that home[] starts with: 0 for homes whole in memory */
+    bool append;
+    float *row;
+};
+
+/* Brings the states of a group of heads in and out; all three are called on the driving thread. begin may return while
+ * reads are under way, ready waits for them. While a group is at work its homes hold the heads of the group only. */
+struct ns_kda_pager {
+    enum ns_code (*begin)(void *arg, uint32_t first_head, uint32_t n_heads, struct ns_error *err);
+    enum ns_code (*ready)(void *arg, struct ns_error *err);
+    enum ns_code (*end)(void *arg, struct ns_error *err);
+    void *arg;
 };
 
 struct ns_kda_work {
@@ -96,7 +124,9 @@ struct ns_kda_work {
     const struct ns_kda_tree *tree;
     size_t n_trees;
     uint32_t n_slots;
-    float *const *home; /* of this layer: [kda_heads][ns_kda_head_floats] each */
+    float *const *home;               /* of this layer: [kda_heads][ns_kda_head_floats] each */
+    const struct ns_kda_log *log;     /* one a home; NULL: all homes are whole in memory */
+    const struct ns_kda_pager *pager; /* NULL with log */
 };
 
 /* Full attention: blocks of queries of one run with everything they may see. */
