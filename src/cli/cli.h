@@ -53,6 +53,8 @@ enum ns_opt {
     NS_OPT_SINGLE_OWNER,
     NS_OPT_NO_SHARING,
     NS_OPT_ROWS,
+    NS_OPT_DISK_RATE,
+    NS_OPT_COMPUTE_RATE,
     NS_OPT_QUEUE,
     NS_OPT_FOLLOW,
     NS_OPT_REQUESTS,
@@ -148,6 +150,9 @@ void ns_hint(struct ns_cli *cli, const char *fmt, ...) NS_PRINTF(2, 3);
 /* Opens the queue that --db, the environment or the default names. */
 NS_MUST_CHECK enum ns_code ns_cli_open_queue(struct ns_cli *cli, enum ns_queue_mode mode, struct ns_queue **out,
                                              struct ns_error *err);
+
+/* Feature bits for --isa (NULL: all of this processor). Errors: NS_ENGINE. */
+NS_MUST_CHECK enum ns_code ns_cli_read_isa(const char *word, uint32_t *out, struct ns_error *err);
 
 /* cli->status of a command that was interrupted before a safe point: 128 and the signal's number. */
 #define NS_STATUS_INTERRUPTED (-1)

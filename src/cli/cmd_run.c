@@ -6,33 +6,6 @@
 #include "night/night.h"
 #include "sys/sys.h"
 
-#include <string.h>
-
-/* The feature bits that --isa leaves on. Naming more than the processor has is an error, not a wish. */
-static enum ns_code read_isa(const char *word, uint32_t *out, struct ns_error *err)
-{
-    static const struct {
-        const char *word;
-        uint32_t needs, allows;
-    } names[] = {
-        {"ref", 0, 0},
-        {"avx2", NS_CPU_AVX2 | NS_CPU_FMA, NS_CPU_AVX2 | NS_CPU_FMA},
-        {"avx512", NS_CPU_AVX512, NS_CPU_AVX2 | NS_CPU_FMA | NS_CPU_AVX512 | NS_CPU_VBMI},
-        {"neon", NS_CPU_NEON, NS_CPU_NEON},
-    };
-
-    uint32_t cpu = ns_cpu_bits();
-    *out = cpu;
-    for (size_t i = 0; word && i < NS_COUNT(names); i++) {
-        if (strcmp(word, names[i].word) != 0)
-            continue;
-        if (!ns_cpu_has(cpu, names[i].needs))
-            return ns_error_set(err, NS_ENGINE, "this processor does not have %s", word);
-        *out = cpu & names[i].allows;
-    }
-    return NS_OK;
-}
-
 static void show_progress(void *arg, const struct ns_night_report *report)
 {
     ns_progress_update(arg, report);
@@ -126,7 +99,7 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
     };
     if (!options.model_dir)
         return ns_error_set(err, NS_USAGE, "run wants --model DIR");
-    enum ns_code rc = read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
+    enum ns_code rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
     struct ns_progress *progress = NULL;
     struct ns_night_report report = {0};
     if (rc == NS_OK)

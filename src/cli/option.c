@@ -76,7 +76,8 @@ const struct ns_verb ns_verbs[] = {
      "say how memory would be shared and how long the queue would take",
      "Prints the shares, the floor below which a run is refused, rows per wave, bytes per wave by class, and predicted "
      "seconds, tokens per second and hours as a range.",
-     "nightshift plan --model /models/kimi-k3 --memory 8G"},
+     "nightshift plan --model /models/kimi-k3 --memory 8G\n"
+     "nightshift plan --model /models/kimi-k3 --memory 8G --rows 1024 --disk-rate 3G --compute-rate 90"},
     {"bench", "look into", "kernels|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
      "measure this machine: arithmetic, memory, disk",
      "kernels measures each kernel, or those whose name contains KERNEL, against the peak of this processor in the same "
@@ -159,6 +160,9 @@ const struct ns_option ns_options[] = {
     {NS_OPT_LAYERS, "layers", 0, NS_ARG_NUMBER, "N", "run plan",
      "diagnosis: run the first N layers only; the answers are not the model's"},
     {NS_OPT_ROWS, "rows", 0, NS_ARG_NUMBER, "N", "plan simulate", "assume waves of N rows"},
+    {NS_OPT_DISK_RATE, "disk-rate", 0, NS_ARG_SIZE, "SIZE", "plan", "bytes read a second, instead of measuring"},
+    {NS_OPT_COMPUTE_RATE, "compute-rate", 0, NS_ARG_NUMBER, "N", "plan",
+     "giga multiply-adds a second, instead of measuring"},
     {NS_OPT_ONCE, "once", 0, NS_ARG_NONE, NULL, "run", "end after one wave"},
     {NS_OPT_KEEP, "keep", 0, NS_ARG_NONE, NULL, "run", "stay when the queue is empty and wait for more"},
     {NS_OPT_TAKEOVER, "takeover", 0, NS_ARG_NONE, NULL, "run", "end a runner that is stuck and take its place"},

@@ -1,16 +1,13 @@
-/* model.c - opens what a night needs: the ceiling and its shares, the engine, the tokenizer, the stop ids. */
+/* model.c - opens what a night needs: the engine, the tokenizer, the stop ids. */
+#include "night/ceiling_impl.h"
 #include "night/night_impl.h"
 
 #include "sys/sys.h"
 
 #include <stdio.h>
 
-/* What the code itself, the C library, SQLite and the JSON reader take outside the shares. */
-static const size_t slack_bytes = (size_t)64 << 20;
-
 struct opened {
-    struct ns_budget root, slack, desk, model;
-    bool has_slack, has_desk, has_model;
+    struct ns_ceiling ceiling;
     struct ns_engine *engine;
     struct ns_tokenizer *tokenizer;
     struct ns_job_model job;
@@ -20,37 +17,7 @@ static void close_all(struct opened *o)
 {
     ns_tokenizer_close(o->tokenizer);
     ns_engine_close(o->engine);
-    if (o->has_model)
-        ns_budget_fini(&o->model);
-    if (o->has_desk)
-        ns_budget_fini(&o->desk);
-    if (o->has_slack)
-        ns_budget_fini(&o->slack);
-}
-
-/* The desk holds requests, results and the prefix tree: a sixteenth, at least 32 MiB, at most 1 GiB. */
-static enum ns_code share_out(const struct ns_night_options *options, struct opened *o, struct ns_error *err)
-{
-    uint64_t ceiling = options->memory_bytes ? options->memory_bytes : ns_host_free_memory();
-    if (ceiling > SIZE_MAX)
-        ceiling = SIZE_MAX;
-    ns_budget_init(&o->root, "memory", (size_t)ceiling);
-    size_t desk = (size_t)ceiling / 16;
-    if (desk < ((size_t)32 << 20))
-        desk = (size_t)32 << 20;
-    if (desk > ((size_t)1 << 30))
-        desk = (size_t)1 << 30;
-    enum ns_code rc = ns_budget_share(&o->slack, &o->root, "slack", slack_bytes, err);
-    o->has_slack = rc == NS_OK;
-    if (rc == NS_OK) {
-        rc = ns_budget_share(&o->desk, &o->root, "requests and plans", desk, err);
-        o->has_desk = rc == NS_OK;
-    }
-    if (rc == NS_OK) {
-        rc = ns_budget_share(&o->model, &o->root, "model", ns_budget_left(&o->root), err);
-        o->has_model = rc == NS_OK;
-    }
-    return rc;
+    ns_ceiling_close(&o->ceiling);
 }
 
 static enum ns_code read_job_model(const struct ns_night_options *options, struct opened *o, struct ns_error *err)
@@ -63,30 +30,27 @@ static enum ns_code read_job_model(const struct ns_night_options *options, struc
     size_t text_n = 0;
     enum ns_code rc = NS_OK;
     if (ns_path_exists(path))
-        rc = ns_file_slurp(path, (size_t)1 << 20, &o->desk, &text, &text_n, err);
+        rc = ns_file_slurp(path, (size_t)1 << 20, &o->ceiling.desk, &text, &text_n, err);
     const struct ns_config *config = ns_engine_config(o->engine);
     if (rc == NS_OK)
         rc = ns_job_model_init(&o->job, o->tokenizer, ns_engine_fingerprint(o->engine), NS_CONTRACT, config->vocab,
                                ns_engine_context(o->engine), config->eos, text, text_n, err);
-    ns_budget_give(&o->desk, text);
+    ns_budget_give(&o->ceiling.desk, text);
     return rc;
 }
 
 static enum ns_code open_all(const struct ns_night_options *options, struct opened *o, struct ns_error *err)
 {
-    enum ns_code rc = share_out(options, o, err);
-    if (rc != NS_OK)
-        return rc;
-    struct ns_engine_options engine_options = {
-        .n_threads = options->n_threads,
-        .cpu = options->cpu,
-        .rows_max = options->wave_rows,
-        .context = options->context,
-        .layers = options->layers,
-    };
-    rc = ns_engine_open(options->model_dir, &engine_options, &o->model, &o->engine, err);
+    enum ns_code rc = ns_ceiling_open(options, &o->ceiling, err);
+    struct ns_engine_options engine_options;
+    ns_ceiling_engine_options(options, &engine_options);
     if (rc == NS_OK)
-        rc = ns_tokenizer_open(options->model_dir, ns_engine_config(o->engine)->vocab, &o->desk, &o->tokenizer, err);
+        rc = ns_engine_open(options->model_dir, &engine_options, &o->ceiling.model, &o->engine, err);
+    if (rc == NS_BUDGET)
+        return ns_ceiling_refuse(options, err);
+    if (rc == NS_OK)
+        rc = ns_tokenizer_open(options->model_dir, ns_engine_config(o->engine)->vocab, &o->ceiling.desk, &o->tokenizer,
+                               err);
     return rc == NS_OK ? read_job_model(options, o, err) : rc;
 }
 
@@ -106,8 +70,8 @@ enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_nigh
                                          ns_store_expert_bytes(store)),
             .engine = o.engine,
         };
-        model.numbers.memory_bytes = o.root.limit_bytes;
-        rc = ns_night_run_model(options, &model, &o.desk, report, err);
+        model.numbers.memory_bytes = o.ceiling.root.limit_bytes;
+        rc = ns_night_run_model(options, &model, &o.ceiling.desk, report, err);
     }
     close_all(&o);
     return rc;

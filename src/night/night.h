@@ -60,4 +60,16 @@ NS_MUST_CHECK enum ns_code ns_night_run_model(const struct ns_night_options *opt
                                               const struct ns_night_model *model, struct ns_budget *budget,
                                               struct ns_night_report *report, struct ns_error *err);
 
+/* ---- ceiling.c: what a run would do with its memory, without opening the model ---- */
+
+struct ns_night_plan {
+    size_t ceiling_bytes, floor_bytes; /* of the whole process */
+    size_t slack_bytes, desk_bytes;    /* outside the shares; requests, results and the prefix tree */
+    struct ns_plan engine;             /* how the rest is divided */
+    struct ns_work work;
+};
+/* NS_BUDGET: the ceiling is below the floor (both are filled in). Else the errors of ns_engine_open. */
+NS_MUST_CHECK enum ns_code ns_night_plan(const struct ns_night_options *options, struct ns_night_plan *out,
+                                         struct ns_error *err);
+
 #endif

@@ -1,0 +1,279 @@
+/* forecast.c - how long waves and the queue would take on this machine.
+ * A wave takes at least the longer of its reads and its arithmetic, and at most both one after the other: that is the
+ * range. The queue takes as many waves as its rows fill, or as its longest generation has tokens, or as the places for
+ * live sequences force. Shared prefixes and experts that neighbours have in common are not counted on: both only help. */
+#include "cli/forecast.h"
+
+#include "sys/sys.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { DISK_MS = 2000, DISK_DEPTH = 8, BLOCK_BYTES = 4 << 20, SURE_AFTER = 20 };
+
+/* The share of the multiply-add peak that a wave of many rows reaches; bench kernels tells the real one. */
+static const double usual_share = 0.65;
+
+/* ---- rates ---------------------------------------------------------------------------------------------------------------- */
+
+static bool keep_peak(void *arg, const struct ns_rate *r)
+{
+    double *peak = arg;
+    if (strcmp(r->kernel, "fma_peak") == 0 && r->gfma_s * 1e9 > *peak)
+        *peak = r->gfma_s * 1e9;
+    return strcmp(r->kernel, "fma_peak") == 0 && r->threads == 1 && *peak == 0; /* the first figure is enough */
+}
+
+static const char *widest(uint32_t cpu)
+{
+    static const char *const names[] = {"avx512", "avx2", "neon"};
+    uint32_t bits;
+    for (size_t i = 0; i < NS_COUNT(names); i++)
+        if (ns_kernels_isa_bits(names[i], cpu, &bits))
+            return names[i];
+    return "ref";
+}
+
+static enum ns_code measure_compute(const struct ns_night_options *options, struct ns_outlook *out,
+                                    struct ns_error *err)
+{
+    unsigned threads = options->n_threads ? options->n_threads : ns_cpu_physical();
+    struct ns_measure what = {.cpu = options->cpu, .isa = widest(options->cpu), .kernel = "none", .n_threads = 1};
+    struct ns_budget budget;
+    double peak = 0;
+    ns_budget_init(&budget, "measurement", (size_t)4 << 30);
+    enum ns_code rc = ns_kernels_measure(&what, &budget, keep_peak, &peak, err);
+    ns_budget_fini(&budget);
+    out->rates.fma_per_s = peak * threads * usual_share;
+    out->rates.fma_source = "0.65 of the measured peak of all threads";
+    return rc;
+}
+
+static enum ns_code measure_disk(const char *dir, struct ns_outlook *out, struct ns_error *err)
+{
+    struct ns_budget budget;
+    struct ns_config config;
+    struct ns_shards *shards = NULL;
+    struct ns_disk_rate rate = {0};
+    ns_budget_init(&budget, "measurement", (size_t)4 << 30);
+    enum ns_code rc = ns_config_read(dir, &budget, &config, err);
+    if (rc != NS_OK)
+        return rc;
+    rc = ns_shards_open(dir, &budget, &shards, err);
+    struct ns_disk_test test = {
+        .experts = config.n_experts > 0, .block_bytes = BLOCK_BYTES, .depth = DISK_DEPTH, .limit_ms = DISK_MS};
+    if (rc == NS_OK)
+        rc = ns_disk_measure(&config, shards, &test, &budget, &rate, err);
+    ns_shards_close(shards);
+    ns_config_fini(&config);
+    ns_budget_fini(&budget);
+    out->rates.disk_bytes_per_s = rate.ns > 0 ? (double)rate.bytes * 1e9 / (double)rate.ns : 0;
+    out->rates.disk_source = rate.direct ? "measured" : "measured through the page cache";
+    return rc;
+}
+
+static enum ns_code read_rates(struct ns_cli *cli, const struct ns_night_options *options, struct ns_outlook *out,
+                               struct ns_error *err)
+{
+    enum ns_code rc = NS_OK;
+    out->rates.disk_source = out->rates.fma_source = "given";
+    if (ns_given(cli, NS_OPT_DISK_RATE))
+        out->rates.disk_bytes_per_s = (double)cli->args.number[NS_OPT_DISK_RATE];
+    else
+        rc = measure_disk(options->model_dir, out, err);
+    if (rc != NS_OK)
+        return rc;
+    if (ns_given(cli, NS_OPT_COMPUTE_RATE))
+        out->rates.fma_per_s = (double)cli->args.number[NS_OPT_COMPUTE_RATE] * 1e9;
+    else
+        rc = measure_compute(options, out, err);
+    if (rc == NS_OK && (out->rates.disk_bytes_per_s <= 0 || out->rates.fma_per_s <= 0))
+        rc = ns_error_set(err, NS_INTERNAL, "a measured rate is zero");
+    return rc;
+}
+
+/* ---- one wave -------------------------------------------------------------------------------------------------------------- */
+
+struct cost {
+    struct ns_forecast move;
+    double disk_s, compute_s;
+};
+
+static double bytes_of(const struct ns_forecast *move)
+{
+    return (double)(move->trunk_bytes + move->head_bytes + move->embed_bytes + move->expert_bytes);
+}
+
+static struct cost cost_of(const struct ns_night_plan *plan, const struct ns_outlook *o, double rows)
+{
+    struct cost c;
+    uint32_t n = rows < 1 ? 1 : (uint32_t)rows;
+    double context =
+        o->load.requests ? ((double)o->load.tokens_in + o->load.tokens_out_expected) / (double)o->load.requests / 2 : 0;
+    ns_plan_forecast(&plan->engine, &plan->work, n, n, 0, context, &c.move);
+    c.disk_s = bytes_of(&c.move) / o->rates.disk_bytes_per_s;
+    c.compute_s = c.move.multiply_adds / o->rates.fma_per_s;
+    return c;
+}
+
+static struct ns_range wall_of(const struct cost *c)
+{
+    return (struct ns_range){fmax(c->disk_s, c->compute_s), c->disk_s + c->compute_s};
+}
+
+/* ---- the queue ---------------------------------------------------------------------------------------------------------------- */
+
+struct loader {
+    struct ns_cli *cli;
+    struct ns_job_model model;
+    struct ns_load *load;
+};
+
+static void add_encoded(struct ns_load *load, const struct ns_encoded *e)
+{
+    uint64_t in = 0, most = 0;
+    for (size_t i = 0; i < e->n; i++) {
+        const struct ns_prompt *p = &e->prompt[i];
+        in += i == 0 || p->n < e->prompt_tokens ? p->n : p->n - e->prompt_tokens; /* choices share the stem */
+        most += p->is_score ? 0 : p->max_new;
+    }
+    load->requests++;
+    load->tokens_in += in;
+    load->tokens_out_most += most;
+    load->longest_out = most > load->longest_out ? most : load->longest_out;
+}
+
+static enum ns_code add_request(void *arg, const struct ns_request_info *r, struct ns_error *err)
+{
+    struct loader *l = arg;
+    struct ns_request request = {0};
+    struct ns_encoded encoded = {0};
+    struct ns_refusal refusal;
+    if (!r->body)
+        return NS_OK;
+    enum ns_code rc = ns_request_parse(r->body, strlen(r->body), &l->cli->budget, &request, &refusal, err);
+    if (rc == NS_OK)
+        rc = ns_request_encode(&request, &l->model, &l->cli->budget, &encoded, &refusal, err);
+    if (rc == NS_OK)
+        add_encoded(l->load, &encoded);
+    else if (rc == NS_INPUT)
+        rc = NS_OK; /* it will fail at admission, at no cost */
+    ns_encoded_fini(&encoded);
+    ns_request_fini(&request);
+    return rc;
+}
+
+static enum ns_code read_load(struct loader *l, const char *dir, const struct ns_night_plan *plan,
+                              struct ns_queue *queue, struct ns_error *err)
+{
+    struct ns_config config;
+    struct ns_tokenizer *tok = NULL;
+    enum ns_code rc = ns_config_read(dir, &l->cli->budget, &config, err);
+    if (rc != NS_OK)
+        return rc;
+    rc = ns_tokenizer_open(dir, config.vocab, &l->cli->budget, &tok, err);
+    if (rc == NS_OK)
+        rc = ns_job_model_init(&l->model, tok, "", "", config.vocab, plan->engine.context, config.eos, NULL, 0, err);
+    static const char *const states[] = {"queued", "running"};
+    for (size_t i = 0; rc == NS_OK && i < NS_COUNT(states); i++) {
+        struct ns_selection which = {.state = states[i]};
+        rc = ns_queue_each_request(queue, &which, true, add_request, l, err);
+    }
+    ns_tokenizer_close(tok);
+    ns_config_fini(&config);
+    return rc;
+}
+
+/* What is asked for at most, until enough requests have finished to know what is usual. */
+static double expected_out(const struct ns_load *load, const struct ns_queue_status *s)
+{
+    if (s->done < SURE_AFTER)
+        return (double)load->tokens_out_most;
+    double usual = (double)s->completion_tokens / (double)s->done * (double)load->requests;
+    return fmin(usual, (double)load->tokens_out_most);
+}
+
+struct work_time {
+    double waves, low, high;
+};
+
+static struct work_time time_of(const struct ns_night_plan *plan, const struct ns_outlook *o, double out,
+                                double longest)
+{
+    const struct ns_plan *p = &plan->engine;
+    const struct ns_load *load = &o->load;
+    double rows = (double)load->tokens_in + out, mean = rows / (double)load->requests;
+    double live = (double)p->share[NS_SHARE_STATES] / ((double)p->seq_bytes + mean * (double)p->position_bytes);
+    live = fmin(fmax(floor(live), 1), (double)load->requests);
+    double waves = fmax(ceil(rows / p->rows_max), fmax(ceil(out / live), longest));
+    struct cost c = cost_of(plan, o, rows / waves);
+    struct ns_range wall = wall_of(&c);
+    double fill = (double)c.move.kept_bytes / o->rates.disk_bytes_per_s; /* what stays is read once */
+    return (struct work_time){waves, fill + waves * wall.low, fill + waves * wall.high};
+}
+
+static void foresee_queue(const struct ns_night_plan *plan, struct ns_outlook *o)
+{
+    const struct ns_load *load = &o->load;
+    double share = load->tokens_out_most ? load->tokens_out_expected / (double)load->tokens_out_most : 0;
+    struct work_time few = time_of(plan, o, load->tokens_out_expected, ceil(share * (double)load->longest_out));
+    struct work_time many = time_of(plan, o, (double)load->tokens_out_most, (double)load->longest_out);
+    o->waves = (struct ns_range){few.waves, many.waves};
+    o->time = (struct ns_range){few.low, many.high};
+}
+
+static void compare_past(const struct ns_night_plan *plan, const struct ns_queue_status *s, struct ns_outlook *o)
+{
+    o->past.waves = s->waves;
+    o->past.rows = s->wave_rows;
+    if (s->waves == 0)
+        return;
+    struct cost c = cost_of(plan, o, (double)s->wave_rows / (double)s->waves);
+    struct ns_range wall = wall_of(&c);
+    double waves = (double)s->waves;
+    o->past.bytes = (double)s->bytes_read;
+    o->past.seconds = (double)s->wall_ms / 1000;
+    o->past.forecast_bytes =
+        waves * (double)(c.move.trunk_bytes + c.move.head_bytes + c.move.embed_bytes + c.move.expert_bytes);
+    o->past.forecast_s = (struct ns_range){waves * wall.low, waves * wall.high};
+}
+
+static enum ns_code read_queue(struct ns_cli *cli, const char *dir, const struct ns_night_plan *plan,
+                               struct ns_outlook *out, struct ns_error *err)
+{
+    struct ns_queue *queue = NULL;
+    struct ns_queue_status status;
+    struct loader loader = {.cli = cli, .load = &out->load};
+    if (!ns_given(cli, NS_OPT_DB) && !ns_path_exists(cli->db_path))
+        return NS_OK; /* no queue yet: the waves are all there is to say */
+    enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_READ, &queue, err);
+    if (rc == NS_OK)
+        rc = ns_queue_status_read(queue, 0, &status, err);
+    if (rc == NS_OK)
+        rc = read_load(&loader, dir, plan, queue, err);
+    ns_queue_close(queue);
+    if (rc != NS_OK)
+        return rc;
+    out->load.tokens_out_expected = expected_out(&out->load, &status);
+    if (out->load.requests > 0)
+        foresee_queue(plan, out);
+    compare_past(plan, &status, out);
+    return NS_OK;
+}
+
+enum ns_code ns_outlook_read(struct ns_cli *cli, const struct ns_night_options *options,
+                             const struct ns_night_plan *plan, struct ns_outlook *out, struct ns_error *err)
+{
+    enum ns_code rc = read_rates(cli, options, out, err);
+    if (rc == NS_OK)
+        rc = read_queue(cli, options->model_dir, plan, out, err);
+    if (rc != NS_OK)
+        return rc;
+    struct cost c = cost_of(plan, out, plan->engine.rows_max);
+    out->wave.rows = plan->engine.rows_max;
+    out->wave.move = c.move;
+    out->wave.disk_s = c.disk_s;
+    out->wave.compute_s = c.compute_s;
+    out->wave.wall = wall_of(&c);
+    return NS_OK;
+}

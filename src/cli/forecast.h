@@ -1,0 +1,44 @@
+/* forecast.h - how long waves and the queue would take on this machine. */
+#ifndef NS_CLI_FORECAST_H
+#define NS_CLI_FORECAST_H
+
+#include "cli/cli.h"
+#include "night/night.h"
+
+struct ns_range {
+    double low, high;
+};
+
+struct ns_outlook {
+    struct {
+        double disk_bytes_per_s, fma_per_s;
+        const char *disk_source, *fma_source; /* "measured", "given" or what was assumed */
+    } rates;
+
+    struct {
+        uint32_t rows;
+        struct ns_forecast move;
+        double disk_s, compute_s;
+        struct ns_range wall; /* low: disk and compute overlap wholly; high: not at all */
+    } wave;
+
+    struct ns_load { /* what waits in the queue; requests 0: nothing, or there is no queue */
+        uint64_t requests, tokens_in, tokens_out_most, longest_out;
+        double tokens_out_expected;
+    } load;
+    struct ns_range waves, time; /* of the queue; seconds */
+
+    struct {
+        int64_t waves, rows; /* 0: no run yet */
+        double bytes, seconds, forecast_bytes;
+        struct ns_range forecast_s;
+    } past;
+};
+
+/* Measures the machine for a few seconds unless --disk-rate and --compute-rate say how fast it is; reads the queue when
+ * there is one. */
+NS_MUST_CHECK enum ns_code ns_outlook_read(struct ns_cli *cli, const struct ns_night_options *options,
+                                           const struct ns_night_plan *plan, struct ns_outlook *out,
+                                           struct ns_error *err);
+
+#endif

@@ -1,0 +1,21 @@
+/* ceiling_impl.h - the ceiling of a night and its first shares. */
+#ifndef NS_NIGHT_CEILING_IMPL_H
+#define NS_NIGHT_CEILING_IMPL_H
+
+#include "night/night.h"
+
+struct ns_ceiling {
+    struct ns_budget root, slack, desk, model;
+    bool has_slack, has_desk, has_model;
+};
+
+/* Shares out what options allow. NS_BUDGET when that is not even enough for slack and desk; close all the same. */
+NS_MUST_CHECK enum ns_code ns_ceiling_open(const struct ns_night_options *options, struct ns_ceiling *out,
+                                           struct ns_error *err);
+void ns_ceiling_close(struct ns_ceiling *ceiling);
+void ns_ceiling_engine_options(const struct ns_night_options *options, struct ns_engine_options *out);
+/* After NS_BUDGET: when the ceiling is below the floor of the whole night, says so in place of the share that failed
+ * first. Returns NS_BUDGET, or why the floor could not be found. */
+enum ns_code ns_ceiling_refuse(const struct ns_night_options *options, struct ns_error *err);
+
+#endif

@@ -1,0 +1,52 @@
+#!/bin/bash
+# plan_cmd_test.sh - the plan is what a run does: shares, a floor that is sharp, forecast beside fact.
+. "$(dirname "$0")/harness.sh"
+
+plan() { # MEMORY - with given rates, so that nothing is measured
+    exits 0 "plan $1" plan --json --model "$demo" --memory "$1" --disk-rate 1G --compute-rate 50
+    check "plan $1 is JSON" is_json out
+}
+shares() {
+    sqlite3 :memory: "SELECT SUM(value) FROM json_each(CAST(readfile('out') AS TEXT), '\$.shares')"
+}
+
+# the shares are below the ceiling; what stays in memory grows with it and stops at the model's size (C73)
+last=0
+for memory in 130M 200M 400M 1G 4G; do
+    plan "$memory"
+    check "$memory: the shares fit" [ "$(shares)" -le "$(field out '$.ceiling_bytes')" ]
+    check "$memory: a wave has rows" [ "$(field out '$.rows_max')" -ge 16 ]
+    resident=$(field out '$.shares.resident')
+    check "$memory: what stays does not shrink" [ "$resident" -ge "$last" ]
+    check "$memory: nor outgrow the model" [ "$resident" -le 20000000 ]
+    last=$resident
+done
+check "no queue: none is planned" [ -z "$(field out '$.queue')" ]
+
+# the floor: a run with exactly that much works, with one byte less it is refused before any work
+floor=$(field out '$.floor_bytes')
+fresh_queue
+head -n 4 "$demo/demo-generate.jsonl" >few.jsonl
+"$NIGHTSHIFT" submit -q few.jsonl >/dev/null
+exits 75 "one byte below the floor" run --model "$demo" --memory "$((floor - 1))"
+check "the floor is named" err_has "$floor"
+exits 75 "plan too" plan --model "$demo" --memory "$((floor - 1))"
+check "nothing ran" [ "$(sql "SELECT count(*) FROM requests WHERE state='queued'")" = 4 ]
+
+# the queue's forecast, then forecast and fact
+plan 400M
+check "four requests wait" [ "$(field out '$.queue.requests')" = 4 ]
+hours() { # END
+    field out "\$.queue.hours[$1]"
+}
+check "the range is one" [ "$(sqlite3 :memory: "SELECT $(hours 0) <= $(hours 1)")" = 1 ]
+exits 0 "the floor is enough" run --model "$demo" --memory "$floor"
+plan 400M
+check "nothing waits" [ -z "$(field out '$.queue')" ]
+check "the last run is compared" [ "$(field out '$.last_run.waves')" -gt 0 ]
+exits 0 "in text" plan --model "$demo" --memory 400M --disk-rate 1G --compute-rate 50
+check "side by side" out_has "forecast"
+
+exits 66 "no model" plan --model missing
+exits 64 "no --model" plan
+finish
