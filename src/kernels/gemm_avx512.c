@@ -263,7 +263,7 @@ struct ahead {
     struct cut cut;
     size_t tile, tile_end, piece; /* next in packed */
     size_t k0;
-    bool turn;
+    bool turn, hold; /* hold: no weights yet */
 };
 
 static const char *ahead_packed(struct ahead *a, size_t row_floats, size_t piece_bytes)
@@ -282,7 +282,7 @@ static const char *ahead_next(struct ahead *a, size_t row_floats, size_t piece_b
 {
     a->turn = !a->turn;
     bool has_packed = a->tile < a->tile_end;
-    if (a->w_left > 0 && (a->turn || !has_packed)) {
+    if (a->w_left > 0 && !a->hold && (a->turn || !has_packed)) {
         const char *p = a->w;
         a->w += a->w_step;
         a->w_left--;
@@ -314,19 +314,24 @@ struct pass {
     enum tile_form form;
 };
 
-/* With whole rows: the next token tile, and while the last one runs the next chunk of weights. */
-static struct ahead ahead_whole(const struct run *r, const struct pass *at, size_t tile)
+/* With whole rows, while a tile runs: the next tile's packed rows, and what is left of n_calls goes to the weights of the
+ * next chunk, as late as they still fit in. */
+static void ahead_whole(struct ahead *a, const struct run *r, const struct pass *at, size_t tile, size_t n_calls)
 {
-    struct ahead a = {.packed = r->packed, .cut = at->cut, .tile = tile + 1, .tile_end = tile + 1};
-    if (tile + 1 < at->cut.n_tiles) {
-        a.tile_end = tile + 2;
-    } else if (at->row + at->n < r->w->rows) {
-        size_t rows_a_piece = r->w->type == NS_W_MXFP4 ? 4 : 1;
-        a.w = (const char *)r->w->data + (at->row + at->n) * r->row_bytes;
-        a.w_step = rows_a_piece * r->row_bytes;
-        a.w_left = smaller(at->n, r->w->rows - at->row - at->n) / rows_a_piece;
+    const size_t rows_a_piece = r->w->type == NS_W_MXFP4 ? 4 : 1, next = at->row + at->n;
+    if (tile == 0) {
+        *a = (struct ahead){.packed = r->packed, .cut = at->cut};
+        if (next < r->w->rows && at->cut.first + at->cut.n == r->n_rows) {
+            a->w = (const char *)r->w->data + next * r->row_bytes;
+            a->w_step = rows_a_piece * r->row_bytes;
+            a->w_left = smaller(at->n, r->w->rows - next) / rows_a_piece;
+        }
     }
-    return a;
+    a->tile = tile + 1;
+    a->piece = 0;
+    a->tile_end = smaller(tile + 2, at->cut.n_tiles);
+    size_t spare = n_calls > 2 * r->p.nr ? n_calls - 2 * r->p.nr : 0;
+    a->hold = a->w_left <= spare * (at->cut.n_tiles - tile - 1);
 }
 
 /* With K blocks: all of the next pass, which is the next K block, else the next block of rows, else the next chunk. */
@@ -367,8 +372,10 @@ static void run_pass(const struct run *r, const struct pass *at)
     float *lanes = r->lanes;
     for (size_t i = 0; i < at->cut.n_tiles; i++) {
         size_t nr = tile_rows(&at->cut, i), first = tile_first(&at->cut, i), scale_at = 0;
-        if (whole || i == 0)
-            ahead = whole ? ahead_whole(r, at, i) : ahead_split(r, at);
+        if (whole)
+            ahead_whole(&ahead, r, at, i, at->n / 4);
+        else if (i == 0)
+            ahead = ahead_split(r, at);
         t.x = r->packed + first * r->row_floats + at->k0 * nr;
         for (size_t o = 0, rows; o < at->n; o += rows) {
             rows = rows_at(r->p.mr, o, at->n);
