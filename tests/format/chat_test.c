@@ -258,6 +258,15 @@ static void results_come_in_the_order_of_calls(void **state)
         bare, CALLED RESULT("g", "1", "2") RESULT("h", "2", "?") MESSAGE("user") "[go]" END RESULT("f", "3", "1"));
 }
 
+/* The count of results begins anew with every assistant message. */
+static void results_are_counted_per_turn(void **state)
+{
+    (void)state;
+    expect_segments("[" CALLS "{\"role\":\"tool\",\"tool_call_id\":\"x\",\"content\":\"1\"}," CALLS
+                    "{\"role\":\"tool\",\"tool_call_id\":\"y\",\"content\":\"2\"}]",
+                    bare, CALLED RESULT("f", "1", "1") CALLED RESULT("g", "1", "2"));
+}
+
 static void arguments_keep_type_and_spelling(void **state)
 {
     (void)state;
@@ -485,11 +494,17 @@ static void encode_survives_every_failed_allocation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(recorded_chats_are_exact),         cmocka_unit_test(specification_chats_give_their_segments),
-        cmocka_unit_test(c25_history_keeps_reasoning),      cmocka_unit_test(results_come_in_the_order_of_calls),
-        cmocka_unit_test(arguments_keep_type_and_spelling), cmocka_unit_test(harmless_options_say_nothing),
-        cmocka_unit_test(bad_messages_are_refused),         cmocka_unit_test(another_chat_format_is_refused),
-        cmocka_unit_test(c16_no_marker_from_any_field),     cmocka_unit_test(encode_survives_every_failed_allocation),
+        cmocka_unit_test(recorded_chats_are_exact),
+        cmocka_unit_test(specification_chats_give_their_segments),
+        cmocka_unit_test(c25_history_keeps_reasoning),
+        cmocka_unit_test(results_come_in_the_order_of_calls),
+        cmocka_unit_test(results_are_counted_per_turn),
+        cmocka_unit_test(arguments_keep_type_and_spelling),
+        cmocka_unit_test(harmless_options_say_nothing),
+        cmocka_unit_test(bad_messages_are_refused),
+        cmocka_unit_test(another_chat_format_is_refused),
+        cmocka_unit_test(c16_no_marker_from_any_field),
+        cmocka_unit_test(encode_survives_every_failed_allocation),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -332,6 +332,9 @@ static void c37_disagreement_names_key_and_both_values(void **state)
     refused(replaced(config_of("k3-tiny"), "\"text_config\": {",
                      "\"linear_attn_config\": {\"num_heads\": 3}, \"text_config\": {"),
             "num_heads is 2 in text_config and 3 at the top level", NULL);
+    refused(replaced(config_of("k3-tiny"), "\"text_config\": {",
+                     "\"linear_attn_config\": {\"full_attn_layers\": [4, 8, 12]}, \"text_config\": {"),
+            "full_attn_layers is [4,8,12,13] in text_config and [4,8,12] at the top level", NULL);
     struct ns_config c = {0}; /* both present and equal is fine */
     char *text = replaced(config_of("k3-tiny"), "\"text_config\": {", "\"num_hidden_layers\": 13, \"text_config\": {");
     parse_ok(text, &c);
