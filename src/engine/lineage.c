@@ -8,9 +8,9 @@
  *        holds at most log2(leaves) + 2 states at a time. A page that is complete inside a shared segment is made once and
  *        named by every sequence that descends from it.
  * INVARIANTS
- *   1. Slots never exceed ns_lineage_max_slots.                                  (lineage_test: slots_stay_logarithmic)
- *   2. The spans of a segment cover positions 0 .. end-1 in order, each once.     (lineage_test: spans_cover)
- *   3. A page completed by a shared segment exists once.                          (seqstate_test: forks_share_pages)
+ *   1. Slots never exceed ns_lineage_max_slots.                                  (asserted; wave_test: many_branches)
+ *   2. The spans of a segment cover positions 0 .. end-1 in order, each once.     (wave_test: from_and_into)
+ *   3. A page completed by a shared segment exists once.                          (wave_test: forks_share_pages)
  *   4. Without commit no into keeps anything.                                     (wave_test: abandoned_wave) */
 #include "engine/engine_impl.h"
 

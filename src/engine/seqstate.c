@@ -5,8 +5,8 @@
  * WHY    Pages are what makes forks cheap: sequences with a common prefix name the same full pages. A page is written
  *        only while it is the unfull tail of one sequence, so sharing needs no copying on write.
  * INVARIANTS
- *   1. n_refs of a page is the number of tables that name it.                    (seqstate_test: forks_share_pages)
- *   2. A sequence of 0 positions holds no memory.                                 (seqstate_test: reset_gives_back)
+ *   1. n_refs of a page is the number of tables that name it.                    (wave_test: forks_share_pages)
+ *   2. A sequence of 0 positions holds no memory.                                 (wave_test: abandoned_wave)
  *   3. What a sequence was is not seen by the next in its memory.                 (wave_test: reused_state_is_clean)
  * Everything is charged to the engine's share for states. */
 #include "engine/engine_impl.h"

@@ -7,7 +7,7 @@
  * WHY    Layer-major order is the point of the program: each weight is read once for all rows.
  * INVARIANTS
  *   1. A row's values depend on the model and its own line of tokens only.        (wave_test: alone_and_in_company)
- *   2. A failed row fails its segment and what descends from it, nothing else.     (fault_test: others_go_on)
+ *   2. A failed row fails its segment and what descends from it, nothing else.     (fault_test: nan_in_an_embedding)
  *   3. After an error, or when abandoned, no into sequence holds anything.         (wave_test: abandoned_wave)
  *   4. A result never comes from a wave with a failed read or a changed file.      (fault_test: read_errors)
  * THREADS  One driving thread. */

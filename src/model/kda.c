@@ -9,7 +9,7 @@
  *        processor's cache; chunk boundaries cannot be seen in the result, because convolution and recurrence are
  *        defined position by position.
  * INVARIANTS
- *   1. Chunks, trees and groups do not change a bit.            (wave_test: chunks_give_the_same_bits, groups_...)
+ *   1. Chunks, trees and groups do not change a bit.            (wave_test: chunks_give_the_same_bits, budgets_tiles_and_groups)
  *   2. A branch starts from a copy; its siblings see nothing of it.                 (wave_test: shared_prefix)
  * THREADS  Units are independent; each worker has its own slots and chunk memory. */
 #include "model/model_impl.h"
@@ -218,7 +218,7 @@ static void run_unit(const struct kda_job *job, uint32_t head, const struct ns_k
         else if (step->source != step->target)
             memcpy(state, state_at(job, step->source, head, slots), floats * sizeof *state);
         const struct ns_kda_log *source = log_of(job, step->source);
-        if (source && step->replay)
+        if (source && step->replay && source->n > 0)
             replay(job->w, c, &job->one, head, source->row + (head - job->first_head) * ns_kda_log_floats(c),
                    job->n_heads * ns_kda_log_floats(c), source->n, state, chunk);
         run_step(job, head, step, state, chunk);

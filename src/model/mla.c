@@ -7,8 +7,8 @@
  *        transpose makes qa an ordinary product over n; its rows are used by all rows of the wave, so the transposition
  *        is paid once per wave and head. Heads are worked on in groups for the same reason as in kda.c.
  * INVARIANTS
- *   1. A query sees positions 0 .. its own, wherever they are stored, walked from 0 upward.      (wave_test: from_into)
- *   2. Blocks of queries, groups of heads and pages do not change a bit.                          (wave_test: chunks_...)
+ *   1. A query sees positions 0 .. its own, wherever they are stored, walked from 0 upward.      (wave_test: from_and_into)
+ *   2. Blocks of queries, groups of heads and pages do not change a bit.                          (wave_test: chunks_give_the_same_bits)
  * THREADS  Units of (head, block of queries) are independent; each worker has its own scratch. */
 #include "model/model_impl.h"
 

@@ -299,6 +299,40 @@ static void a_log_padding(void **state)
     scratch_close(&s);
 }
 
+/* A matrix of another dtype, of the same size, is refused by name before the first token. */
+static void wrong_dtype(void **state)
+{
+    (void)state;
+    static const char name[] = "\"language_model.model.layers.1.self_attn.q_proj.weight\"";
+    struct scratch s;
+    struct ns_budget budget;
+    struct ns_engine_options o = rig_options();
+    struct ns_engine *e = NULL;
+    struct ns_error err = {0};
+    size_t n_edited = 0;
+    copy_checkpoint(&s, "k3-odd");
+    ns_budget_init(&budget, "test", 64u << 20);
+    for (size_t i = 5; i < 7; i++) { /* the two shards */
+        char *text = NULL;
+        size_t n = 0;
+        assert_int_equal(ns_file_slurp(scratch_path(&s, parts[i]), 32u << 20, &budget, &text, &n, NULL), NS_OK);
+        char *at = strstr(text + 8, name); /* behind the length, a header is text */
+        char *dtype = at ? strstr(at, "\"BF16\"") : NULL;
+        if (dtype) {
+            memcpy(dtype, "\"F16\" ", 6);
+            scratch_write(&s, parts[i], text, n);
+            n_edited++;
+        }
+        ns_budget_give(&budget, text);
+    }
+    assert_int_equal(n_edited, 1);
+    assert_int_equal(ns_engine_open(s.dir, &o, &budget, &e, &err), NS_INPUT);
+    assert_non_null(strstr(err.message, "layers.1.self_attn.q_proj.weight"));
+    assert_null(e);
+    assert_int_equal(ns_budget_used(&budget), 0);
+    scratch_close(&s);
+}
+
 /* ---- the machine fails ------------------------------------------------------------------------------------------------------------------- */
 
 /* Every n-th read of a wave fails in turn: a named error, no kept sequence, and the next wave has the same bits. */
@@ -432,6 +466,7 @@ int main(void)
         cmocka_unit_test(nan_in_an_embedding),
         cmocka_unit_test(corrupt_expert),
         cmocka_unit_test(a_log_padding),
+        cmocka_unit_test(wrong_dtype),
         cmocka_unit_test(read_errors),
         cmocka_unit_test(changed_file),
         cmocka_unit_test(open_survives_every_failed_allocation),
