@@ -22,7 +22,8 @@ enum ns_json_type {
 /* Integers beyond int64, deeper nesting than this and NUL in strings are refused. */
 #define NS_JSON_MAX_DEPTH 48
 
-/* Errors: NS_INPUT with byte position and what was expected; NS_BUDGET. Free with ns_json_free. */
+/* An integer beyond 64 bits makes every number of the document a real (ns_json_int still gives those that are integral).
+ * Errors: NS_INPUT with byte position and what was expected; NS_BUDGET. Free with ns_json_free. */
 NS_MUST_CHECK enum ns_code ns_json_parse(const char *text, size_t n, struct ns_json **out, struct ns_error *err);
 void ns_json_free(struct ns_json *doc); /* NULL is fine; the document only, never a part of it */
 

@@ -65,7 +65,11 @@ enum ns_code ns_json_parse(const char *text, size_t n, struct ns_json **out, str
     json_error_t fault;
     memset(&fault, 0, sizeof fault);
     alloc_failed = false;
-    json_t *doc = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &fault);
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
+    json_t *doc = json_loadb(text, n, flags, &fault);
+    /* an integer beyond 64 bits (tokenizer files write "no limit" so): all numbers of the document are then reals */
+    if (!doc && !alloc_failed && json_error_code(&fault) == json_error_numeric_overflow)
+        doc = json_loadb(text, n, flags | JSON_DECODE_INT_AS_REAL, &fault);
     if (alloc_failed || (!doc && (fault.text[0] == '\0' || json_error_code(&fault) == json_error_out_of_memory))) {
         json_decref(doc);
         return ns_error_set(err, NS_BUDGET, "no memory to read %zu bytes of JSON", n);

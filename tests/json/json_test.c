@@ -74,25 +74,38 @@ static void reads_every_type(void **state)
     ns_json_free(doc);
 }
 
+/* The "no limit" of published tokenizer files. */
+static void an_integer_without_end_is_a_real(void **state)
+{
+    (void)state;
+    struct ns_json *doc = parse("{\"model_max_length\": 1000000000000000019884624838656, \"n\": 7}");
+    double d = 0;
+    int64_t i = 0;
+    assert_true(ns_json_number(ns_json_find(doc, "model_max_length"), &d) && d > 9.99e29 && d < 1.01e30);
+    assert_false(ns_json_int(ns_json_find(doc, "model_max_length"), &i));
+    assert_true(ns_json_int(ns_json_find(doc, "n"), &i) && i == 7);
+    ns_json_free(doc);
+}
+
 static void refuses_what_is_not_strict(void **state)
 {
     (void)state;
     static const char *const bad[] = {
-        "",                    /* nothing */
-        "{\"a\":1,\"a\":2}",   /* the same key twice */
-        "{\"a\":1} x",         /* something after the end */
-        "[1,]",                /* trailing comma */
-        "{'a':1}",             /* quotes */
-        "\"\xC0\xAF\"",        /* overlong (C19) */
-        "\"\xE2\x82\"",        /* cut character (C19) */
-        "\"\\ud800\"",         /* lone surrogate (C19) */
-        "\"\\udc00\\ud800\"",  /* surrogates the wrong way round */
-        "\"\\u0000\"",         /* NUL */
-        "\"\x01\"",            /* raw control */
-        "[NaN]",               /* not JSON */
-        "[01]",                /* leading zero */
-        "{\"p3\",\"body\":",   /* cut (C04) */
-        "9223372036854775808", /* beyond int64 */
+        "",                   /* nothing */
+        "{\"a\":1,\"a\":2}",  /* the same key twice */
+        "{\"a\":1} x",        /* something after the end */
+        "[1,]",               /* trailing comma */
+        "{'a':1}",            /* quotes */
+        "\"\xC0\xAF\"",       /* overlong (C19) */
+        "\"\xE2\x82\"",       /* cut character (C19) */
+        "\"\\ud800\"",        /* lone surrogate (C19) */
+        "\"\\udc00\\ud800\"", /* surrogates the wrong way round */
+        "\"\\u0000\"",        /* NUL */
+        "\"\x01\"",           /* raw control */
+        "[NaN]",              /* not JSON */
+        "[01]",               /* leading zero */
+        "{\"p3\",\"body\":",  /* cut (C04) */
+        "[1e400]",            /* beyond a double */
     };
     for (size_t i = 0; i < NS_COUNT(bad); i++) {
         struct ns_json *doc = NULL;
@@ -307,6 +320,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_every_type),
+        cmocka_unit_test(an_integer_without_end_is_a_real),
         cmocka_unit_test(refuses_what_is_not_strict),
         cmocka_unit_test(refuses_raw_nul_bytes),
         cmocka_unit_test(refuses_deep_nesting),
