@@ -161,7 +161,7 @@ enum ns_code ns_json_scan_string(struct ns_json_scan *s, const char **out, size_
 
 enum ns_code ns_json_scan_key(struct ns_json_scan *s, const char **key, size_t *n, struct ns_error *err)
 {
-    bool more;
+    bool more = false;
     enum ns_code rc = step(s, '}', &more, err);
     if (rc != NS_OK)
         return rc;

@@ -208,8 +208,8 @@ static enum ns_code take_claims(struct ns_night *night, struct ns_claim **claim,
 
 static bool wants_more(const struct ns_night *night)
 {
-    return !night->alone && !night->draining && !night->control.paused && night->roster.n < riders_most / 2 &&
-           ns_budget_left(night->budget) > night->budget->limit_bytes / 2;
+    return !night->alone && !night->draining && !night->control.drain && !night->control.paused &&
+           night->roster.n < riders_most / 2 && ns_budget_left(night->budget) > night->budget->limit_bytes / 2;
 }
 
 enum ns_code ns_night_admit(struct ns_night *night, size_t *n_claimed, struct ns_error *err)
