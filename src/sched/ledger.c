@@ -6,7 +6,7 @@
  * WHY    What has begun can always be finished: reserved + extra <= total at every plan, so no sequence waits for memory
  *        that another waiting sequence holds. Extra states only save work, so they are the first to go.
  * INVARIANTS
- *   1. held is the sum of the bytes of all kept states.                     (sched_test: ledger_adds_up)
+ *   1. held is the sum of the bytes of all kept states.                     (sched_test: tree_and_ledger_are_sound)
  *   2. A state that the planned wave starts from is not given up.           (sched_test: random_runs_equal_alone)
  *   3. Giving up any extra state changes no answer.                         (sched_test: random_runs_equal_alone) */
 #include "sched/sched_impl.h"

@@ -81,14 +81,11 @@ enum ns_code ns_place_need(struct ns_sched *s, uint32_t item, struct ns_need *ne
     return NS_OK;
 }
 
-/* Where a run from..to may be cut when only so many rows are left; from: nowhere. */
-static uint32_t cut_at(const struct ns_sched *s, const struct ns_sched_entry *it, uint32_t from, uint32_t rows)
+/* Where a run may be cut when only so many rows are left. */
+static uint32_t cut_at(uint32_t from, uint32_t rows)
 {
     uint32_t end = from + rows, whole = end - end % CUT;
-    if (whole > from)
-        return whole;
-    uint32_t least = s->wave.rows_most / 2 < CUT / 4 ? s->wave.rows_most / 2 : CUT / 4;
-    return it->begun || rows >= least ? end : from;
+    return whole > from ? whole : end;
 }
 
 static bool is_below(const struct ns_sched *s, uint32_t node, uint32_t above)
@@ -334,8 +331,8 @@ enum ns_place ns_place_item(struct ns_sched *s, uint32_t item, bool decode_only,
         return NS_PLACE_FULL;
     if (cut && !keeps && to - need.kept_at <= wave->rows_most)
         return NS_PLACE_FULL; /* an empty wave takes it whole, without a state */
-    if (cut && (to = cut_at(s, it, need.from, left)) == need.from)
-        return NS_PLACE_FULL;
+    if (cut)
+        to = cut_at(need.from, left);
     uint32_t state_node = need.ride != NS_NIL ? wave->ride[need.ride].state_node : need.state_node;
     bool leaves = keeps || cut;
     if (leaves && behind_cut(s, need.ride))

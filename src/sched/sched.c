@@ -289,12 +289,20 @@ static enum ns_code turns_find(struct ns_sched *s, size_t *n, struct ns_error *e
 {
     struct ns_group *g = &s->group;
     *n = 0;
+    g->unfinished = 0;
     for (uint32_t item = s->begun.first; item != NS_NIL; item = s->item[item].list_next) {
         const struct ns_sched_entry *it = &s->item[item];
         if (it->n_wanted != 1 || it->left == 0 || it->failed || it->reserve == 0)
             continue;
+        struct ns_need need;
+        enum ns_code rc = ns_place_need(s, item, &need, err);
+        if (rc == NS_OK && (need.to - need.from != 1 || need.state_node == NS_NIL)) {
+            g->unfinished++; /* a prompt that is not through, or a state that was lost */
+            continue;
+        }
         void *array = g->turn;
-        enum ns_code rc = ns_sched_reserve(s->budget, &array, &g->turn_capacity, *n + 1, sizeof *g->turn, err);
+        if (rc == NS_OK)
+            rc = ns_sched_reserve(s->budget, &array, &g->turn_capacity, *n + 1, sizeof *g->turn, err);
         g->turn = array;
         if (rc != NS_OK)
             return rc;
@@ -304,15 +312,32 @@ static enum ns_code turns_find(struct ns_sched *s, size_t *n, struct ns_error *e
     return NS_OK;
 }
 
+/* Longest first; as few, stable, insertion will do: they come nearly sorted. */
+static void turns_sort(struct ns_sched *s, uint32_t *turn, size_t n)
+{
+    for (size_t i = 1; i < n; i++) {
+        uint32_t item = turn[i];
+        size_t k = i;
+        for (; k > 0 && s->item[turn[k - 1]].expected < s->item[item].expected; k--)
+            turn[k] = turn[k - 1];
+        turn[k] = item;
+    }
+}
+
 /* More generations than rows: those that share experts take the step together, and nobody is passed over too often. */
 static enum ns_code fill_turns(struct ns_sched *s, size_t n, struct ns_error *err)
 {
     struct ns_group *g = &s->group;
     uint32_t rows = s->wave.rows_most, most_live = rows < UINT32_MAX / 4 ? rows * 4 : UINT32_MAX;
-    if (s->fair.n_window > 0 && s->n_live < most_live)
+    bool draining = s->items_used == s->begun.n;
+    if (g->unfinished > 0 || (!draining && s->n_live < most_live))
         rows -= rows / 4; /* a larger choice needs more generations: some rows for their prompts */
+    if (draining)         /* nobody comes after them: they should end together, or the last waves are empty */
+        turns_sort(s, g->turn, n);
     while (n > 0 && s->wave.out.rows < rows) {
         size_t most = n < s->options.look_ahead ? n : s->options.look_ahead, i;
+        if (draining && most > rows + rows / 2)
+            most = rows + rows / 2;
         enum ns_code rc = ns_group_pick(s, g->turn, most, &i, err);
         if (rc != NS_OK || i == most)
             return rc;
@@ -378,8 +403,8 @@ static enum ns_code fill(struct ns_sched *s, uint32_t rows, int64_t now_ms, stru
     if (s->tight && (rc = tighten(s, err)) != NS_OK)
         return rc;
     ns_ledger_refresh(s);
-    rc = ns_group_begin(s, err);
-    if (rc == NS_OK && !s->tight)
+    ns_group_begin(s);
+    if (!s->tight)
         rc = fill_running(s, err);
     if (rc == NS_OK)
         rc = fill_begun(s, false, true, err);

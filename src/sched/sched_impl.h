@@ -163,7 +163,7 @@ struct ns_fair {
 /* ---- who goes with whom (group.c) ------------------------------------------------------------------------------------------ */
 
 struct ns_group {
-    bool ready;
+    bool ready, refused;
     uint32_t step, top_k; /* every step-th layer is remembered */
     size_t set_words;     /* of a set of experts over all slots */
     size_t slot_words;    /* ... over one */
@@ -178,6 +178,7 @@ struct ns_group {
     size_t row_item_capacity;
     uint32_t *turn; /* scratch: generations that can take a step */
     size_t turn_capacity;
+    uint32_t unfinished; /* begun, but not among them */
 };
 
 struct ns_sched {
@@ -306,7 +307,7 @@ bool ns_place_keeps_state(const struct ns_sched_entry *it);
 
 /* group.c */
 void ns_group_fini(struct ns_sched *s);
-NS_MUST_CHECK enum ns_code ns_group_begin(struct ns_sched *s, struct ns_error *err); /* of a plan */
+void ns_group_begin(struct ns_sched *s);        /* of a plan */
 bool ns_group_active(const struct ns_sched *s); /* does the choice of experts matter now? */
 /* Which of these candidates, in fair order, is to be placed next: *i = n for none. */
 NS_MUST_CHECK enum ns_code ns_group_pick(struct ns_sched *s, const uint32_t *item, size_t n, size_t *i,

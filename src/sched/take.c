@@ -4,7 +4,7 @@
  *        it and whose state was not past it already. States that the wave wrote take their places in the tree.
  * INVARIANTS
  *   1. A result is handed out once; its want is gone afterwards.         (sched_test: random_runs_equal_alone)
- *   2. After a lost wave every item is as it was before, but for states. (sched_test: lost_waves_cost_only_time) */
+ *   2. After a lost wave every item is as it was before, but for states. (sched_test: lost_wave_costs_only_its_rows) */
 #include "sched/sched_impl.h"
 
 #include <assert.h>

@@ -8,9 +8,9 @@
  *        memory is the number of distinct tokens plus some hundred bytes an item. Children are found through one hash
  *        over (parent, first token), so a node with 100,000 children is as quick as one with two.
  * INVARIANTS
- *   1. Two shared children of a node differ in their first token.                            (trie_test: tree_is_sound)
+ *   1. Two shared children of a node differ in their first token.                            (sched_test: tree_and_ledger_are_sound)
  *   2. n_users of a node counts the items at or below it that have no state between: a state that nobody uses has
- *      n_users 0 and is closed at once.                                                      (trie_test: tree_is_sound)
+ *      n_users 0 and is closed at once.                                                      (sched_test: tree_and_ledger_are_sound)
  *   3. Every node but the root has an item below it, or is a leaf that an insertion has just made.
  *   4. Splitting a node changes no path: tokens, wants, state and users end up where their positions are.
  * READING  insert, split, extend; the rest is bookkeeping. */

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include "hash_machine.h"
+#include "sched/sched_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -222,6 +223,67 @@ static bool job_poisoned(const struct world *w, const struct job *j)
     return false;
 }
 
+/* ---- the tree and the ledger, counted again from scratch -------------------------------------------------------------- */
+
+static uint32_t users_of(const struct ns_sched *s, uint32_t node)
+{
+    uint32_t n = 0;
+    for (uint32_t item = s->node[node].term; item != NS_NIL; item = s->item[item].term_next)
+        n++;
+    for (uint32_t c = s->node[node].child; c != NS_NIL; c = s->node[c].next)
+        n += s->node[c].state == NS_NIL ? users_of(s, c) : 0;
+    return n;
+}
+
+static void check_node(const struct ns_sched *s, uint32_t i)
+{
+    const struct ns_trie_node *node = &s->node[i];
+    assert_int_equal(node->n_users, users_of(s, i));
+    if (i != 0)
+        assert_true(node->n > 0 && (node->term != NS_NIL || node->child != NS_NIL));
+    for (uint32_t w = node->want; w != NS_NIL; w = s->want[w].next) {
+        assert_true(s->want[w].node == i && s->want[w].lo >= node->start && s->want[w].lo <= s->want[w].hi);
+        assert_true(s->want[w].hi < node->start + node->n);
+    }
+    for (uint32_t a = node->child; a != NS_NIL; a = s->node[a].next) {
+        assert_int_equal(s->node[a].parent, i);
+        assert_int_equal(s->node[a].start, node->start + node->n);
+        for (uint32_t b = s->node[a].next; b != NS_NIL && !s->options.alone; b = s->node[b].next)
+            assert_int_not_equal(s->node[a].token[0], s->node[b].token[0]);
+        check_node(s, a);
+    }
+}
+
+static void check_sound(const struct world *w)
+{
+    const struct ns_sched *s = w->s;
+    check_node(s, 0);
+    size_t held = 0, reserved = 0;
+    for (size_t i = 0; i < s->n_kept; i++) {
+        const struct ns_kept *kept = &s->kept[i];
+        const struct ns_trie_node *node = &s->node[kept->node];
+        assert_int_equal(node->state, i);
+        assert_true(kept->at > node->start && kept->at <= node->start + node->n && node->n_users > 0);
+        assert_int_equal(w->machine.seq_positions(w->machine.self, kept->seq), kept->at);
+        held += kept->bytes;
+    }
+    assert_int_equal(s->held, held);
+    assert_int_equal(w->m.held, held);
+    for (uint32_t i = 0; i < w->n_jobs; i++) {
+        const struct job *j = &w->job[i];
+        if (!j->added || j->over)
+            continue;
+        const struct ns_sched_entry *it = &s->item[j->handle];
+        assert_true(it->used && it->id == i && it->n == (j->max_new > 0 ? j->n : j->n - 1));
+        reserved += it->reserve;
+        for (uint32_t node = it->node, to = it->n; node != 0; to = s->node[node].start, node = s->node[node].parent) {
+            assert_int_equal(s->node[node].start + s->node[node].n, to);
+            assert_memory_equal(s->node[node].token, j->token + s->node[node].start, s->node[node].n * 4);
+        }
+    }
+    assert_int_equal(s->reserved, reserved);
+}
+
 static void jobs_check(struct world *w)
 {
     for (uint32_t i = 0; i < w->n_jobs; i++) {
@@ -268,7 +330,7 @@ static void options_random(struct world *w, struct ns_sched_options *o)
 }
 
 /* One random night: arrivals in portions, cancellations, lost waves, poisoned items, little memory. */
-static void night(uint64_t seed)
+static void night(uint64_t seed, bool sound)
 {
     struct world w = {.rng = {seed}};
     struct rng *rng = &w.rng;
@@ -301,6 +363,8 @@ static void night(uint64_t seed)
             w.m.fail_wave = 1;
         idle = wave_run(&w) || added < w.n_jobs ? 0 : idle + 1;
         assert_true(idle < 3 || ns_sched_items(w.s) == 0);
+        if (sound)
+            check_sound(&w);
     }
     jobs_check(&w);
     world_close(&w);
@@ -311,13 +375,219 @@ static void random_runs_equal_alone(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 2000; seed++)
-        night(seed); /* a debugger shows the seed */
+        night(seed, false); /* a debugger shows the seed */
+}
+
+static void tree_and_ledger_are_sound(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 5001; seed <= 5300; seed++)
+        night(seed, true);
+}
+
+/* ---- single cases ------------------------------------------------------------------------------------------------------- */
+
+static void case_open(struct world *w, const struct ns_sched_options *options, size_t states)
+{
+    *w = (struct world){.rng = {1}};
+    w->m = (struct hash_machine){.rows_max = 1000,
+                                 .context = LENGTH_MAX * 2,
+                                 .vocab = 50,
+                                 .seq_fixed = 100,
+                                 .state_bytes = 100 * states,
+                                 .poison = NS_NO_TOKEN};
+    world_open(w, options);
+    w->job = calloc(64, sizeof *w->job);
+    assert_non_null(w->job);
+}
+
+static struct job *case_job(struct world *w, uint32_t n, uint32_t shared, uint32_t score_from, uint32_t max_new)
+{
+    struct job *j = &w->job[w->n_jobs];
+    *j = (struct job){.n = n, .n_prompt = n, .score_from = score_from, .max_new = max_new, .n_top = 1};
+    for (uint32_t k = 0; k < n; k++)
+        j->token[k] = 1 + (k < shared ? k % 40 : (k + 7 * (w->n_jobs + 1)) % 40);
+    job_add(w, w->n_jobs++);
+    return j;
+}
+
+static void case_close(struct world *w)
+{
+    while (wave_run(w)) {
+    }
+    jobs_check(w);
+    world_close(w);
+    free(w->job);
+}
+
+static void shared_rows_are_computed_once(void **state)
+{
+    (void)state;
+    struct world w;
+    case_open(&w, &(struct ns_sched_options){.rows = 1000}, 0);
+    for (int i = 0; i < 10; i++)
+        case_job(&w, 60, 40, 59, 0);
+    case_close(&w);
+    assert_int_equal(w.m.waves, 1);
+    assert_int_equal(w.m.rows, 40 + 10 * 19); /* the last token of a scored item has no row */
+    case_open(&w, &(struct ns_sched_options){.rows = 1000}, 0);
+    for (int i = 0; i < 5; i++)
+        case_job(&w, 60, 60, 59, 0);
+    case_close(&w);
+    assert_int_equal(w.m.rows, 59); /* identical items once */
+    case_open(&w, &(struct ns_sched_options){.rows = 1000, .alone = true}, 0);
+    for (int i = 0; i < 5; i++)
+        case_job(&w, 60, 60, 59, 0);
+    case_close(&w);
+    assert_int_equal(w.m.rows, 5 * 59);
+}
+
+static void prefix_state_is_kept_while_memory_lasts(void **state)
+{
+    (void)state;
+    for (size_t states = 0; states <= 1; states++) {
+        struct world w;
+        case_open(&w, &(struct ns_sched_options){.rows = 100}, states);
+        for (int i = 0; i < 10; i++)
+            case_job(&w, 81, 60, 80,
+                     0); /* 60 shared, 20 of its own: two in a wave with the shared ones, five without */
+        case_close(&w);
+        assert_int_equal(w.m.waves, states == 0 ? 5 : 3);
+        assert_int_equal(w.m.rows, states == 0 ? 5 * 60 + 200 : 60 + 200);
+    }
+}
+
+static void long_prompts_are_cut_at_64(void **state)
+{
+    (void)state;
+    struct world w;
+    case_open(&w, &(struct ns_sched_options){.rows = 100}, 1);
+    case_job(&w, 191, 0, 190, 0);
+    struct ns_sched_plan plan;
+    assert_int_equal(ns_sched_next(w.s, 0, &plan, NULL), NS_OK);
+    assert_int_equal(plan.rows, 64);
+    assert_non_null(plan.desc.segment[0].into);
+    ns_sched_wave_lost(w.s);
+    case_close(&w);
+    assert_int_equal(w.m.waves, 3); /* 64, 64, 62 */
+    assert_int_equal(w.m.rows, 190);
+}
+
+static void lost_wave_costs_only_its_rows(void **state)
+{
+    (void)state;
+    struct world w;
+    case_open(&w, &(struct ns_sched_options){.rows = 100}, 4);
+    case_job(&w, 20, 0, 0, 4);
+    case_job(&w, 20, 0, 19, 0);
+    w.m.fail_wave = 1;
+    assert_true(wave_run(&w));
+    assert_int_equal(w.m.held, 0);
+    w.m.fail_wave = 2; /* the first decode wave: the state is lost, the token is not */
+    case_close(&w);
+    assert_true(w.replayed >= 20);
+}
+
+static void what_never_fits_is_refused(void **state)
+{
+    (void)state;
+    struct world w;
+    case_open(&w, &(struct ns_sched_options){.rows = 100}, 0);
+    uint32_t token[200] = {0}, item;
+    struct ns_error err = {0};
+    struct ns_sched_item what = {.token = token, .n = 20, .max_new = 2, .n_top = 1};
+    assert_int_equal(ns_sched_add(w.s, &what, &item, &err), NS_BUDGET); /* a second token needs a state */
+    assert_non_null(strstr(err.message, "takes 100 bytes, 0 are there"));
+    what.max_new = 1;
+    assert_int_equal(ns_sched_add(w.s, &what, &item, NULL), NS_OK);
+    ns_sched_remove(w.s, item);
+    what = (struct ns_sched_item){.token = token, .n = 102, .score_from = 1, .n_top = 1};
+    assert_int_equal(ns_sched_add(w.s, &what, &item, NULL), NS_BUDGET); /* 101 rows in waves of 100 */
+    what.n = 101;
+    what.n_top = NS_TOP_MAX + 1;
+    assert_int_equal(ns_sched_add(w.s, &what, &item, NULL), NS_INPUT);
+    what.n_top = 1;
+    what.score_from = 101;
+    assert_int_equal(ns_sched_add(w.s, &what, &item, NULL), NS_INPUT); /* nothing is wanted */
+    what.score_from = 1;
+    token[5] = w.m.vocab;
+    assert_int_equal(ns_sched_add(w.s, &what, &item, NULL), NS_INPUT);
+    what = (struct ns_sched_item){.token = token, .n = 5, .max_new = LENGTH_MAX * 2 - 4, .n_top = 1};
+    assert_int_equal(ns_sched_add(w.s, &what, &item, NULL), NS_INPUT);
+    assert_int_equal(ns_sched_items(w.s), 0);
+    case_close(&w);
+}
+
+static void waves_grow_until_compute_is_the_limit(void **state)
+{
+    (void)state;
+    struct world w;
+    case_open(&w, &(struct ns_sched_options){.rows_least = 16, .rows_most = 800}, 60);
+    struct ns_wave_stats stats = {.rows = 16, .compute_ns = 16 * 1000, .store = {.disk_ns = 300 * 1000}};
+    uint32_t rows[7];
+    for (int i = 0; i < 7; i++) {
+        case_job(&w, 2 + 1, 0, 2, 0);
+        struct ns_sched_plan plan;
+        assert_int_equal(ns_sched_next(w.s, 0, &plan, NULL), NS_OK);
+        rows[i] = plan.rows_most;
+        ns_sched_wave_lost(w.s);
+        ns_sched_observe(w.s, &stats); /* 300 us of disk for each wave, 1 us of compute for each row */
+        stats.rows = rows[i] * 2 < 330 ? rows[i] * 2 : 330;
+        stats.compute_ns = stats.rows * 1000ull;
+    }
+    assert_int_equal(rows[0], 16);
+    for (int i = 1; i < 5; i++)
+        assert_int_equal(rows[i], rows[i - 1] * 2);
+    assert_in_range(rows[6], 329, 331); /* B* and a tenth */
+    case_close(&w);
+}
+
+static void every_failed_allocation_is_survived(void **state)
+{
+    (void)state;
+    struct ns_sched_options options = {.rows = 64, .experts = NS_SCHED_EXPERTS_ALWAYS};
+    uint64_t nth = 1;
+    for (bool failed = true; failed; nth++) {
+        struct world w;
+        case_open(&w, &options, 2);
+        struct ns_sched_model model = {.n_moe_layers = 4, .n_experts = 16, .top_k = 2};
+        ns_sched_set_model(w.s, &model);
+        failed = false;
+        uint32_t token[90], item;
+        for (uint32_t k = 0; k < 90; k++)
+            token[k] = k % 50;
+        ns_fault_arm(NS_FAULT_ALLOC, nth);
+        for (uint32_t i = 0; i < 12; i++) {
+            token[30 + i] = 1;
+            struct ns_sched_item what = {.id = i, .token = token, .n = 60 + i, .score_from = 1, .n_top = 1, .batch = i};
+            what.max_new = i % 3;
+            failed |= ns_sched_add(w.s, &what, &item, NULL) == NS_BUDGET;
+        }
+        for (int i = 0; i < 3; i++) {
+            struct ns_sched_plan plan;
+            failed |= ns_sched_next(w.s, 0, &plan, NULL) != NS_OK;
+            ns_sched_wave_lost(w.s);
+        }
+        ns_fault_disarm();
+        check_node(w.s, 0);
+        world_close(&w);
+        free(w.job);
+    }
+    assert_true(nth > 30);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_runs_equal_alone),
+        cmocka_unit_test(tree_and_ledger_are_sound),
+        cmocka_unit_test(shared_rows_are_computed_once),
+        cmocka_unit_test(prefix_state_is_kept_while_memory_lasts),
+        cmocka_unit_test(long_prompts_are_cut_at_64),
+        cmocka_unit_test(lost_wave_costs_only_its_rows),
+        cmocka_unit_test(what_never_fits_is_refused),
+        cmocka_unit_test(waves_grow_until_compute_is_the_limit),
+        cmocka_unit_test(every_failed_allocation_is_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
