@@ -9,7 +9,8 @@ void ns_sched_adopt(struct ns_sched *s, uint32_t item, struct ns_seq *seq)
     while (node != NS_NIL && s->node[node].start >= at)
         node = s->node[node].parent;
     bool fits = at > 0 && at < it->n && node != NS_NIL && at <= ns_trie_end(&s->node[node]);
-    if (!fits || s->node[node].state != NS_NIL || ns_ledger_expect(s, 1, NULL) != NS_OK) {
+    bool useful = fits && s->node[node].state == NS_NIL && s->node[node].n_users > 0; /* nobody has one further on */
+    if (!useful || ns_ledger_expect(s, 1, NULL) != NS_OK) {
         s->machine.seq_close(s->machine.self, seq);
         return;
     }

@@ -94,6 +94,17 @@ static void seq_close(void *self, struct ns_seq *seq)
     free(seq);
 }
 
+struct ns_seq *hash_machine_seq(struct hash_machine *m, const uint32_t *token, uint32_t n)
+{
+    struct ns_seq *seq;
+    assert_int_equal(seq_open(m, &seq, NULL), NS_OK);
+    for (; seq->n < n; seq->n++)
+        seq->hash = hash_next(seq->hash, token[seq->n]);
+    seq->bytes = seq_bytes(m, n);
+    m->held += seq->bytes;
+    return seq;
+}
+
 static uint32_t seq_positions(void *self, const struct ns_seq *seq)
 {
     (void)self;

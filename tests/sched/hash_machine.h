@@ -20,6 +20,8 @@ struct hash_machine {
 };
 
 struct ns_machine hash_machine_of(struct hash_machine *m);
+/* A state as it would be after these tokens (a snapshot from elsewhere). */
+struct ns_seq *hash_machine_seq(struct hash_machine *m, const uint32_t *token, uint32_t n);
 uint64_t hash_start(void);
 uint64_t hash_next(uint64_t state, uint32_t token);
 void hash_answer(uint64_t state, uint32_t vocab, uint32_t target, uint32_t n_top, struct ns_answer *out);

@@ -30,6 +30,7 @@ struct world {
     uint32_t n_jobs;
     struct rng rng;
     uint64_t replayed, saved, waves;
+    bool snapshots;
 };
 
 static uint64_t hash_upto(const struct job *j, uint32_t position)
@@ -70,6 +71,10 @@ static void job_add(struct world *w, uint32_t i)
     struct ns_error err = {0};
     assert_int_equal(ns_sched_add(w->s, &item, &j->handle, &err), NS_OK);
     j->added = true;
+    uint32_t at = 1 + rng_below(&w->rng, j->n); /* a snapshot now and then, not always one that fits */
+    if (w->snapshots && rng_below(&w->rng, 4) == 0 &&
+        w->machine.state_left(w->machine.self) >= w->machine.seq_bytes(w->machine.self, at))
+        ns_sched_adopt(w->s, j->handle, hash_machine_seq(&w->m, j->token, at));
 }
 
 static void job_end(struct world *w, struct job *j)
@@ -347,6 +352,7 @@ static void night(uint64_t seed, bool sound)
     world_open(&w, &options);
     jobs_make(&w, 1 + rng_below(rng, 60));
     bool lossy = rng_below(rng, 3) == 0;
+    w.snapshots = w.m.poison == NS_NO_TOKEN && rng_below(rng, 2) == 0; /* none holds what failed */
     uint32_t added = 0, idle = 0;
     while (ns_sched_items(w.s) > 0 || added < w.n_jobs) {
         uint32_t portion = rng_below(rng, 3) == 0 ? w.n_jobs : rng_below(rng, 5);
