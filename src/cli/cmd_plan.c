@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 
 #include "cli/forecast.h"
+#include "cli/plan_text.h"
 #include "sys/sys.h"
 
 #include <string.h>
@@ -24,7 +25,9 @@ static void say_memory(struct ns_cli *cli, const struct ns_night_plan *p)
 {
     char note[96];
     ns_say(cli, "memory\n");
-    say_bytes(cli, "ceiling", p->ceiling_bytes, "");
+    say_bytes(cli, "free", p->view.free_bytes,
+              p->view.is_chosen ? "less what others were promised, less a margin" : "");
+    say_bytes(cli, "ceiling", p->ceiling_bytes, p->view.is_chosen ? "chosen" : "");
     snprintf(note, sizeof note, "below it a run is refused (waves of %" PRIu32 " rows)", p->engine.floor_rows);
     say_bytes(cli, "floor", p->floor_bytes, note);
     say_bytes(cli, "program", p->slack_bytes, "code, libraries, SQLite");
@@ -32,6 +35,8 @@ static void say_memory(struct ns_cli *cli, const struct ns_night_plan *p)
     for (size_t i = 0; i < NS_COUNT(shares); i++)
         say_bytes(cli, ns_share_name(shares[i]), p->engine.share[shares[i]], "");
     ns_say(cli, "  %-20s %10" PRIu32 "\n", "rows of a wave", p->engine.rows_max);
+    ns_say(cli, "  %-20s %10" PRIu64 "  of 1024 positions\n", "sequences in flight",
+           ns_plan_sequences(&p->engine, 1024));
     ns_say(cli, "  %-20s %10" PRIu32 "\n", "context", p->engine.context);
 }
 
@@ -97,6 +102,11 @@ static void range_json(struct ns_answer_json *a, const char *key, const struct n
 static void memory_json(struct ns_answer_json *a, const struct ns_night_plan *p)
 {
     ns_answer_int(a, "ceiling_bytes", (int64_t)p->ceiling_bytes);
+    ns_json_put_key(&a->w, "chosen");
+    ns_json_put_bool(&a->w, p->view.is_chosen);
+    ns_answer_int(a, "free_bytes", (int64_t)p->view.free_bytes);
+    ns_answer_int(a, "promised_bytes", (int64_t)p->view.promised_bytes);
+    ns_answer_int(a, "other_runs", p->view.n_others);
     ns_answer_int(a, "floor_bytes", (int64_t)p->floor_bytes);
     ns_answer_int(a, "floor_rows", p->engine.floor_rows);
     ns_json_put_key(&a->w, "shares");
@@ -210,6 +220,8 @@ enum ns_code ns_cmd_plan(struct ns_cli *cli, struct ns_error *err)
     enum ns_code rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
     if (rc == NS_OK)
         rc = ns_night_plan(&options, &plan, err);
+    if (rc == NS_OK && plan.view.n_others > 0)
+        ns_note(cli, "process %" PRId64 " runs this model too", plan.view.other_pid);
     if (rc == NS_OK)
         rc = ns_outlook_read(cli, &options, &plan, &outlook, err);
     return rc == NS_OK ? say_plan(cli, &plan, &outlook, err) : rc;

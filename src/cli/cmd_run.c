@@ -1,14 +1,27 @@
 /* cmd_run.c - run the queue through a model until it is empty. */
 #include "cli/commands.h"
 
+#include "cli/plan_text.h"
 #include "cli/progress.h"
 
 #include "night/night.h"
 #include "sys/sys.h"
 
+struct watching {
+    struct ns_cli *cli;
+    struct ns_progress *progress;
+};
+
+static void show_plan(void *arg, const struct ns_night_plan *plan)
+{
+    const struct watching *w = arg;
+    ns_plan_note(w->cli, plan);
+}
+
 static void show_progress(void *arg, const struct ns_night_report *report)
 {
-    ns_progress_update(arg, report);
+    const struct watching *w = arg;
+    ns_progress_update(w->progress, report);
 }
 
 static enum ns_code answer_json(struct ns_cli *cli, const struct ns_night_report *r, struct ns_error *err)
@@ -95,6 +108,7 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
         .takeover = ns_given(cli, NS_OPT_TAKEOVER),
         .single_owner = ns_given(cli, NS_OPT_SINGLE_OWNER),
         .no_sharing = ns_given(cli, NS_OPT_NO_SHARING),
+        .planned = show_plan,
         .progress = show_progress,
     };
     if (!options.model_dir)
@@ -108,7 +122,8 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
         return rc;
     if (options.layers > 0)
         ns_log(NS_LOG_WARN, "only the first %" PRIu32 " layers run: the answers are not the model's", options.layers);
-    options.progress_arg = progress;
+    struct watching watching = {cli, progress};
+    options.progress_arg = &watching;
     rc = ns_night_run(&options, &report, err);
     ns_progress_close(progress);
     if (rc == NS_STOPPED) {

@@ -77,7 +77,7 @@ const struct ns_verb ns_verbs[] = {
      "Prints the shares, the floor below which a run is refused, rows per wave, bytes per wave by class, and predicted "
      "seconds, tokens per second and hours as a range.",
      "nightshift plan --model /models/kimi-k3 --memory 8G\n"
-     "nightshift plan --model /models/kimi-k3 --memory 8G --rows 1024 --disk-rate 3G --compute-rate 90"},
+     "nightshift plan --model /models/kimi-k3 --rows 1024 --disk-rate 3G"},
     {"bench", "look into", "kernels|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
      "measure this machine: arithmetic, memory, disk",
      "kernels measures each kernel, or those whose name contains KERNEL, against the peak of this processor in the same "

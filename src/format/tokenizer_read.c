@@ -210,13 +210,43 @@ static enum ns_code read_name(struct ns_tokenizer *tok, const char *id_text, con
     return NS_OK;
 }
 
+/* The text of the member that matters, or *n = 0. The others are only walked over: published files say
+ * "model_max_length": 1000000000000000019884624838656, which no integer of ours can hold. */
+static enum ns_code find_added(struct ns_tokenizer *tok, const char **text, size_t *n, struct ns_error *err)
+{
+    static const char wanted[] = "added_tokens_decoder";
+    struct ns_json_scan scan;
+    const char *key, *found = NULL;
+    size_t key_n, found_n = 0;
+    ns_json_scan_init(&scan, *text, *n, tok->budget);
+    enum ns_code rc = ns_json_scan_open(&scan, '{', err);
+    while (rc == NS_OK && (rc = ns_json_scan_key(&scan, &key, &key_n, err)) == NS_OK && key) {
+        bool is_it = key_n == sizeof wanted - 1 && memcmp(key, wanted, key_n) == 0;
+        size_t begin = scan.at;
+        rc = is_it && found ? ns_error_set(err, NS_INPUT, "%s is there twice", wanted) : ns_json_scan_skip(&scan, err);
+        if (rc == NS_OK && is_it) {
+            found = *text + begin;
+            found_n = scan.at - begin;
+        }
+    }
+    if (rc == NS_OK)
+        rc = ns_json_scan_end(&scan, err);
+    ns_json_scan_fini(&scan);
+    if (rc == NS_OK) {
+        *text = found;
+        *n = found_n;
+    }
+    return rc;
+}
+
 static enum ns_code read_names(struct ns_tokenizer *tok, const char *text, size_t n, struct ns_error *err)
 {
-    struct ns_json *doc = NULL;
-    enum ns_code rc = ns_json_parse(text, n, &doc, err);
+    struct ns_json *added = NULL;
+    enum ns_code rc = find_added(tok, &text, &n, err);
+    if (rc == NS_OK && n > 0)
+        rc = ns_json_parse(text, n, &added, err);
     if (rc != NS_OK)
         return rc;
-    const struct ns_json *added = ns_json_find(doc, "added_tokens_decoder");
     if (added && ns_json_type(added) != NS_JSON_OBJECT)
         rc = ns_error_set(err, NS_INPUT, "added_tokens_decoder is not an object");
     tok->named = rc == NS_OK ? ns_budget_take(tok->budget, ns_json_count(added) * sizeof *tok->named, err) : NULL;
@@ -225,7 +255,7 @@ static enum ns_code read_names(struct ns_tokenizer *tok, const char *text, size_
     if (rc == NS_OK)
         for (void *it = ns_json_first(added); it && rc == NS_OK; it = ns_json_next(added, it))
             rc = read_name(tok, ns_json_key(it), ns_json_value(it), err);
-    ns_json_free(doc);
+    ns_json_free(added);
     return rc;
 }
 

@@ -1,20 +1,28 @@
 /* ceiling.c - how the memory of a night is shared, and the least that works. run and plan both come here, so that a plan
  * says what a run does.
+ *   ceiling what was asked for; else what the machine and every control group around us leave free, less what other runs
+ *           on the same model promised themselves and have not taken yet, less a margin of a sixteenth
  *   slack   what the code itself, the C library, SQLite and the JSON reader take outside the shares
- *   desk    requests, results and the prefix tree: a sixteenth, at least 32 MiB, at most 1 GiB
- *   model   the rest: the engine divides it (engine/plan.c) */
+ *   desk    requests, results, tokenizer and the prefix tree: a sixteenth, at least 4 MiB, at most 1 GiB
+ *   model   the rest: the engine divides it (engine/plan.c)
+ * Two runs that start on one machine would both see the same free memory and both take it. A mark on the model's
+ * config.json says who runs and how much it promised; the mark dies with its process, and aliases of the folder lead to
+ * the same file. */
 #include "night/ceiling_impl.h"
 
 #include "sys/sys.h"
 
-static const size_t slack_bytes = (size_t)64 << 20;
-static const size_t desk_least = (size_t)32 << 20, desk_most = (size_t)1 << 30;
-static const size_t desk_part = 16;
+#include <stdio.h>
 
-static size_t ceiling_of(const struct ns_night_options *options)
+static const size_t slack_least = (size_t)8 << 20, slack_most = (size_t)64 << 20;
+static const size_t desk_least = (size_t)4 << 20, desk_most = (size_t)1 << 30;
+static const size_t slack_part = 8, desk_part = 16;
+static const uint64_t margin_least = (uint64_t)128 << 20, margin_part = 16;
+
+static size_t slack_of(size_t ceiling)
 {
-    uint64_t ceiling = options->memory_bytes ? options->memory_bytes : ns_host_free_memory();
-    return ceiling > SIZE_MAX / 2 ? SIZE_MAX / 2 : (size_t)ceiling;
+    size_t slack = ceiling / slack_part;
+    return slack < slack_least ? slack_least : slack > slack_most ? slack_most : slack;
 }
 
 static size_t desk_of(size_t ceiling)
@@ -23,15 +31,48 @@ static size_t desk_of(size_t ceiling)
     return desk < desk_least ? desk_least : desk > desk_most ? desk_most : desk;
 }
 
+static void count_other(void *arg, int64_t pid, uint64_t promised_bytes)
+{
+    struct ns_ceiling_view *v = arg;
+    uint64_t taken = ns_host_rss_of(pid);
+    if (taken == 0)
+        return; /* it has just ended, or lives where we cannot see it */
+    v->n_others++;
+    v->other_pid = pid;
+    v->promised_bytes += promised_bytes > taken ? promised_bytes - taken : 0;
+}
+
+static enum ns_code mark_path(const char *model_dir, char out[4096], struct ns_error *err)
+{
+    int n = snprintf(out, 4096, "%s/config.json", model_dir);
+    return n > 0 && n < 4096 ? NS_OK : ns_error_set(err, NS_INPUT, "the path of the model is too long");
+}
+
+/* Looks around. A model that cannot be read is found out by whoever reads it, with a better message. */
+static struct ns_ceiling_view look(const struct ns_night_options *options)
+{
+    struct ns_ceiling_view v = {.free_bytes = ns_host_free_memory(), .is_chosen = options->memory_bytes == 0};
+    char path[4096];
+    if (mark_path(options->model_dir, path, NULL) == NS_OK)
+        ns_code_ignore(ns_presence_each(path, count_other, &v, NULL));
+    uint64_t left = v.free_bytes > v.promised_bytes ? v.free_bytes - v.promised_bytes : 0;
+    v.margin_bytes = left / margin_part > margin_least ? left / margin_part : margin_least;
+    v.left_bytes = left > v.margin_bytes ? left - v.margin_bytes : 0;
+    uint64_t ceiling = v.is_chosen ? v.left_bytes : options->memory_bytes;
+    v.ceiling_bytes = ceiling > SIZE_MAX / 2 ? SIZE_MAX / 2 : (size_t)ceiling;
+    return v;
+}
+
 /* The smallest ceiling that leaves model bytes beside slack and desk. */
 static size_t floor_of(size_t model)
 {
     size_t low = model, high = 0; /* low is too little, high is enough */
-    if (!ns_size_add(model, slack_bytes + desk_most, &high))
+    if (!ns_size_add(model, slack_most + desk_most, &high))
         return SIZE_MAX;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        bool enough = middle >= slack_bytes + desk_of(middle) && middle - slack_bytes - desk_of(middle) >= model;
+        size_t beside = slack_of(middle) + desk_of(middle);
+        bool enough = middle >= beside && middle - beside >= model;
         if (enough)
             high = middle;
         else
@@ -42,10 +83,10 @@ static size_t floor_of(size_t model)
 
 enum ns_code ns_ceiling_open(const struct ns_night_options *options, struct ns_ceiling *out, struct ns_error *err)
 {
-    *out = (struct ns_ceiling){0};
-    size_t ceiling = ceiling_of(options);
+    *out = (struct ns_ceiling){.view = look(options)};
+    size_t ceiling = out->view.ceiling_bytes;
     ns_budget_init(&out->root, "memory", ceiling);
-    enum ns_code rc = ns_budget_share(&out->slack, &out->root, "slack", slack_bytes, err);
+    enum ns_code rc = ns_budget_share(&out->slack, &out->root, "slack", slack_of(ceiling), err);
     out->has_slack = rc == NS_OK;
     if (rc == NS_OK) {
         rc = ns_budget_share(&out->desk, &out->root, "requests and plans", desk_of(ceiling), err);
@@ -66,6 +107,32 @@ void ns_ceiling_close(struct ns_ceiling *ceiling)
         ns_budget_fini(&ceiling->desk);
     if (ceiling->has_slack)
         ns_budget_fini(&ceiling->slack);
+    ns_presence_give(ceiling->mark);
+}
+
+enum ns_code ns_ceiling_mark(const struct ns_night_options *options, struct ns_ceiling *ceiling, struct ns_error *err)
+{
+    const struct ns_ceiling_view *v = &ceiling->view;
+    char path[4096], limit[16], left[16];
+    ns_size_text(v->ceiling_bytes, limit);
+    ns_size_text(v->left_bytes, left);
+    if (v->n_others > 0)
+        ns_log(NS_LOG_WARN, "process %" PRId64 " runs this model too; %s are left beside it, planning with %s",
+               v->other_pid, left, limit);
+    if (v->ceiling_bytes > v->left_bytes)
+        ns_log(NS_LOG_WARN, "the memory limit is %s, but only %s are free", limit, left);
+    enum ns_code rc = mark_path(options->model_dir, path, err);
+    return rc == NS_OK ? ns_presence_take(path, v->ceiling_bytes, &ceiling->mark, err) : rc;
+}
+
+void ns_ceiling_plan(const struct ns_ceiling *ceiling, const struct ns_plan *plan, struct ns_night_plan *out)
+{
+    out->ceiling_bytes = ceiling->view.ceiling_bytes;
+    out->view = ceiling->view;
+    out->slack_bytes = slack_of(out->ceiling_bytes);
+    out->desk_bytes = desk_of(out->ceiling_bytes);
+    out->floor_bytes = floor_of(plan->floor_bytes);
+    out->engine = *plan;
 }
 
 void ns_ceiling_engine_options(const struct ns_night_options *options, struct ns_engine_options *out)
@@ -106,7 +173,7 @@ static enum ns_code say_floor(size_t ceiling, size_t floor, struct ns_error *err
 
 enum ns_code ns_ceiling_refuse(const struct ns_night_options *options, struct ns_error *err)
 {
-    size_t ceiling = ceiling_of(options), floor = 0;
+    size_t ceiling = look(options).ceiling_bytes, floor = 0;
     struct ns_error why = {0};
     enum ns_code rc = read_floor(options, &floor, &why);
     if (rc != NS_OK) { /* the model itself is not sound: that is the better answer */
@@ -125,17 +192,20 @@ enum ns_code ns_night_plan(const struct ns_night_options *options, struct ns_nig
 {
     struct ns_ceiling ceiling;
     struct ns_engine_options engine_options;
-    *out = (struct ns_night_plan){.ceiling_bytes = ceiling_of(options), .slack_bytes = slack_bytes};
-    out->desk_bytes = desk_of(out->ceiling_bytes);
+    struct ns_plan plan;
+    *out = (struct ns_night_plan){0};
     enum ns_code rc = read_floor(options, &out->floor_bytes, err);
     if (rc != NS_OK)
         return rc;
-    if (out->ceiling_bytes < out->floor_bytes)
-        return say_floor(out->ceiling_bytes, out->floor_bytes, err);
     ns_ceiling_engine_options(options, &engine_options);
-    rc = ns_ceiling_open(options, &ceiling, err);
+    rc = ns_ceiling_open(options, &ceiling, NULL);
+    out->ceiling_bytes = ceiling.view.ceiling_bytes;
+    if (out->ceiling_bytes < out->floor_bytes)
+        rc = say_floor(out->ceiling_bytes, out->floor_bytes, err);
     if (rc == NS_OK)
-        rc = ns_plan_read(options->model_dir, &engine_options, &ceiling.model, &out->engine, &out->work, err);
+        rc = ns_plan_read(options->model_dir, &engine_options, &ceiling.model, &plan, &out->work, err);
+    if (rc == NS_OK)
+        ns_ceiling_plan(&ceiling, &plan, out);
     ns_ceiling_close(&ceiling);
     return rc;
 }

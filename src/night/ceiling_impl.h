@@ -7,12 +7,18 @@
 struct ns_ceiling {
     struct ns_budget root, slack, desk, model;
     bool has_slack, has_desk, has_model;
+    struct ns_ceiling_view view; /* taken when it was opened */
+    struct ns_presence *mark;    /* NULL: nobody was told */
 };
 
 /* Shares out what options allow. NS_BUDGET when that is not even enough for slack and desk; close all the same. */
 NS_MUST_CHECK enum ns_code ns_ceiling_open(const struct ns_night_options *options, struct ns_ceiling *out,
                                            struct ns_error *err);
 void ns_ceiling_close(struct ns_ceiling *ceiling);
+/* Says to other runs that this one uses the model and how much it may take; says to people who else does. */
+NS_MUST_CHECK enum ns_code ns_ceiling_mark(const struct ns_night_options *options, struct ns_ceiling *ceiling,
+                                           struct ns_error *err);
+void ns_ceiling_plan(const struct ns_ceiling *ceiling, const struct ns_plan *plan, struct ns_night_plan *out);
 void ns_ceiling_engine_options(const struct ns_night_options *options, struct ns_engine_options *out);
 /* After NS_BUDGET: when the ceiling is below the floor of the whole night, says so in place of the share that failed
  * first. Returns NS_BUDGET, or why the floor could not be found. */

@@ -42,6 +42,8 @@ static enum ns_code read_job_model(const struct ns_night_options *options, struc
 static enum ns_code open_all(const struct ns_night_options *options, struct opened *o, struct ns_error *err)
 {
     enum ns_code rc = ns_ceiling_open(options, &o->ceiling, err);
+    if (rc == NS_OK)
+        rc = ns_ceiling_mark(options, &o->ceiling, err);
     struct ns_engine_options engine_options;
     ns_ceiling_engine_options(options, &engine_options);
     if (rc == NS_OK)
@@ -61,6 +63,10 @@ enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_nigh
     enum ns_code rc = open_all(options, &o, err);
     if (rc == NS_OK) {
         struct ns_store *store = ns_engine_store(o.engine);
+        struct ns_night_plan plan = {0};
+        ns_ceiling_plan(&o.ceiling, ns_engine_plan(o.engine), &plan);
+        if (options->planned)
+            options->planned(options->progress_arg, &plan);
         struct ns_night_model model = {
             .machine = ns_machine_of_engine(o.engine),
             .job = &o.job,

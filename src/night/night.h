@@ -21,6 +21,26 @@ struct ns_night_report {
     bool stopped; /* on request, before the queue was empty */
 };
 
+/* ---- ceiling.c: what a run would do with its memory, without opening the model ---- */
+
+struct ns_ceiling_view {
+    size_t ceiling_bytes;
+    bool is_chosen;                    /* nothing was asked for */
+    uint64_t free_bytes;               /* what the machine and its control groups leave */
+    uint64_t promised_bytes;           /* of it, what other runs on this model may still take */
+    uint64_t margin_bytes, left_bytes; /* left: free, less promised, less margin */
+    uint32_t n_others;                 /* other runs on this model, by whatever name of its folder */
+    int64_t other_pid;                 /* one of them */
+};
+
+struct ns_night_plan {
+    size_t ceiling_bytes, floor_bytes; /* of the whole process */
+    size_t slack_bytes, desk_bytes;    /* outside the shares; requests, results and the prefix tree */
+    struct ns_ceiling_view view;       /* how the ceiling came about */
+    struct ns_plan engine;             /* how the rest is divided */
+    struct ns_work work;
+};
+
 /* What a run is asked to do. Strings are borrowed. */
 struct ns_night_options {
     const char *db_path;
@@ -38,6 +58,8 @@ struct ns_night_options {
     bool takeover;
     bool single_owner;
     bool no_sharing; /* every sequence by itself: no prefix tree (for comparison) */
+    /* Called once, before the first wave; may be NULL. */
+    void (*planned)(void *arg, const struct ns_night_plan *plan);
     /* Called on the driving thread after every commit and at the end; may be NULL. */
     void (*progress)(void *arg, const struct ns_night_report *report);
     void *progress_arg;
@@ -60,14 +82,6 @@ NS_MUST_CHECK enum ns_code ns_night_run_model(const struct ns_night_options *opt
                                               const struct ns_night_model *model, struct ns_budget *budget,
                                               struct ns_night_report *report, struct ns_error *err);
 
-/* ---- ceiling.c: what a run would do with its memory, without opening the model ---- */
-
-struct ns_night_plan {
-    size_t ceiling_bytes, floor_bytes; /* of the whole process */
-    size_t slack_bytes, desk_bytes;    /* outside the shares; requests, results and the prefix tree */
-    struct ns_plan engine;             /* how the rest is divided */
-    struct ns_work work;
-};
 /* NS_BUDGET: the ceiling is below the floor (both are filled in). Else the errors of ns_engine_open. */
 NS_MUST_CHECK enum ns_code ns_night_plan(const struct ns_night_options *options, struct ns_night_plan *out,
                                          struct ns_error *err);

@@ -567,6 +567,25 @@ static void refused(const char *ranks, const char *names, uint32_t vocab, const 
     scratch_close(&s);
 }
 
+/* What published files say besides the names does not matter, not even numbers that no integer can hold. */
+static void other_members_are_walked_over(void **state)
+{
+    (void)state;
+    static const char names[] = "{\"model_max_length\": 1000000000000000019884624838656, \"added_tokens_decoder\": "
+                                "{\"512\": {\"content\": \"[HERE]\"}}, \"auto_map\": {\"a\": [1e400, null]}}";
+    struct scratch s;
+    struct ns_tokenizer *t = NULL;
+    char *ranks = whole_file(K3_TINY "/tiktoken.model", NULL);
+    scratch_open(&s);
+    scratch_write(&s, "tiktoken.model", ranks, strlen(ranks));
+    scratch_write(&s, "tokenizer_config.json", names, sizeof names - 1);
+    assert_int_equal(ns_tokenizer_open(s.dir, 768, &budget, &t, NULL), NS_OK);
+    assert_int_equal(ns_tokenizer_special(t, "[HERE]"), 512);
+    ns_tokenizer_close(t);
+    free(ranks);
+    scratch_close(&s);
+}
+
 /* The fixture's ranks with one edit, then read. */
 static void refused_edit(const char *from, const char *to, const char *word)
 {
@@ -715,6 +734,7 @@ int main(void)
         cmocka_unit_test(harmless_variants_are_accepted),
         cmocka_unit_test(the_longest_marker_wins),
         cmocka_unit_test(open_and_encode_survive_failed_allocations),
+        cmocka_unit_test(other_members_are_walked_over),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
