@@ -255,6 +255,11 @@ struct half {
     enum ns_store_mode mode;
 };
 
+static size_t panel_floats(size_t cols)
+{
+    return CHUNK * (cols < K_BLOCK ? ns_round_up(cols, NS_LANES) : K_BLOCK);
+}
+
 NS_INLINE void half_tile(const size_t nr, const struct half *t)
 {
     const float *w = t->w, *x = t->x;
@@ -329,7 +334,7 @@ static void run_block(float *y, size_t ld_y, const struct ns_weights *w, const s
 static void run_many(float *y, size_t ld_y, const struct ns_weights *w, size_t begin, size_t end, const float *packed,
                      size_t n_rows, enum ns_store_mode mode, float *panel)
 {
-    float *lanes = panel + CHUNK * K_BLOCK;
+    float *lanes = panel + panel_floats(w->cols);
     const size_t n_tiles = tiles_of(n_rows), tiles_a_block = TOKEN_BLOCK / TILE_COLS;
     struct block b;
     for (b.o = begin; b.o < end; b.o += CHUNK) {
@@ -355,9 +360,9 @@ static void run(float *y, size_t ld_y, const struct ns_weights *w, size_t begin,
 
 static size_t scratch_bytes(size_t n_rows, size_t cols)
 {
-    (void)cols;
-    size_t lanes = TOKEN_BLOCK / TILE_COLS * (CHUNK / TILE_ROWS) * 2 * HALF_FLOATS;
-    return n_rows <= FEW ? 0 : (CHUNK * K_BLOCK + lanes) * sizeof(float);
+    size_t n = n_rows < TOKEN_BLOCK ? n_rows : TOKEN_BLOCK;
+    size_t lanes = tiles_of(n) * (CHUNK / TILE_ROWS) * 2 * HALF_FLOATS;
+    return n_rows <= FEW ? 0 : (panel_floats(cols) + lanes) * sizeof(float);
 }
 
 /* a task is some chunks: at least a million multiply-adds or half a million weights */
