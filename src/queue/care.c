@@ -1,4 +1,4 @@
-/* care.c - copies. A copy is made from one read snapshot while others work, checked, made durable, and only then named. */
+/* care.c - copies, and a reserve of space. A copy is made from one read snapshot while others work, checked, made durable, and only then named. */
 #include "queue/queue_impl.h"
 
 #include <stdio.h>
@@ -79,4 +79,56 @@ enum ns_code ns_queue_backup(struct ns_queue *queue, const char *path, struct ns
     if (rc != NS_OK && ns_file_unlink(temp, NULL) != NS_OK)
         ns_log(NS_LOG_WARN, "%s could not be removed", temp);
     return rc == NS_OK ? NS_OK : ns_error_wrap(err, rc, "backup");
+}
+
+/* ---- ballast ------------------------------------------------------------------------------------------------------------- */
+
+#define BALLAST_BYTES ((uint64_t)16 << 20) /* some commits' worth */
+#define PLENTY        8                    /* made only when that many times its size is free */
+
+static bool ballast_path(const struct ns_runner *r, char out[NS_PATH_SIZE])
+{
+    int n = snprintf(out, NS_PATH_SIZE, "%s.ballast", r->q->path);
+    return n > 0 && n < NS_PATH_SIZE;
+}
+
+static enum ns_code write_ballast(const char *path, struct ns_budget *budget, struct ns_error *err)
+{
+    const size_t chunk = (size_t)1 << 20;
+    struct ns_file *file = NULL;
+    void *zeros = ns_budget_take(budget, chunk, err);
+    if (!zeros)
+        return NS_BUDGET;
+    enum ns_code rc = ns_file_open(path, NS_FILE_CREATE, &file, err);
+    for (uint64_t at = 0; rc == NS_OK && at < BALLAST_BYTES; at += chunk)
+        rc = ns_file_write(file, zeros, chunk, at, err);
+    enum ns_code closed = ns_file_close(file, rc == NS_OK ? err : NULL);
+    ns_budget_give(budget, zeros);
+    return rc == NS_OK ? closed : rc;
+}
+
+void ns_ballast_keep(const struct ns_runner *r)
+{
+    char path[NS_PATH_SIZE];
+    struct ns_error err = {0};
+    if (r->no_ballast || !ballast_path(r, path) || ns_path_exists(path) ||
+        ns_host_free_disk(r->state_dir) < PLENTY * BALLAST_BYTES)
+        return;
+    if (write_ballast(path, r->budget, &err) == NS_OK)
+        return;
+    ns_log(NS_LOG_WARN, "no reserve on the disk: %s", err.message);
+    if (ns_file_unlink(path, NULL) != NS_OK)
+        ns_log(NS_LOG_WARN, "%s could not be removed", path);
+}
+
+bool ns_ballast_drop(const struct ns_runner *r)
+{
+    char path[NS_PATH_SIZE];
+    struct ns_error err = {0};
+    if (!ballast_path(r, path) || !ns_path_exists(path))
+        return false;
+    if (ns_file_unlink(path, &err) == NS_OK)
+        return true;
+    ns_log(NS_LOG_WARN, "%s", err.message);
+    return false;
 }

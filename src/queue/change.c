@@ -2,6 +2,7 @@
  * leaves a row in actions, in the same transaction. */
 #include "queue/select_impl.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define CHUNK 2000 /* rows per transaction: the runner must not wait long for the lock */
@@ -83,8 +84,11 @@ static enum ns_code read_targets(struct ns_queue *q, const struct ns_selection *
                              .batch_id = sqlite3_column_int64(stmt, 1),
                              .refused = sqlite3_column_int64(stmt, 3) != 0};
         const char *state = ns_sql_text(stmt, 2);
-        if (state)
-            strncpy(t->state, state, sizeof t->state - 1);
+        rc = ns_sql_fetched(q, err);
+        if (rc == NS_OK && state)
+            snprintf(t->state, sizeof t->state, "%s", state);
+        if (rc != NS_OK)
+            ns_sql_end(stmt);
     }
     return rc;
 }

@@ -24,8 +24,8 @@ static enum ns_code load_u32(struct ns_queue *q, sqlite3_stmt *stmt, int column,
     const uint8_t *bytes = sqlite3_column_blob(stmt, column);
     size_t have = (size_t)sqlite3_column_bytes(stmt, column);
     *out = NULL;
-    if (!bytes && n > 0 && sqlite3_column_type(stmt, column) == SQLITE_NULL)
-        return NS_OK;
+    if (!bytes && n > 0)
+        return ns_sql_fetched(q, err); /* a null column, or no memory */
     if (have != n * 4)
         return ns_error_set(err, NS_CORRUPT, "%s: a list of numbers has %zu bytes instead of %zu", q->path, have,
                             n * 4);
@@ -54,7 +54,7 @@ static enum ns_code load_top(struct ns_queue *q, sqlite3_stmt *stmt, int column,
     const uint8_t *bytes = sqlite3_column_blob(stmt, column);
     size_t have = (size_t)sqlite3_column_bytes(stmt, column);
     if (!bytes || k == 0)
-        return NS_OK;
+        return ns_sql_fetched(q, err);
     if (have != n * k * 8)
         return ns_error_set(err, NS_CORRUPT, "%s: alternatives have %zu bytes instead of %zu", q->path, have,
                             n * k * 8);
@@ -86,7 +86,10 @@ static enum ns_code load_chunk(struct ns_queue *q, sqlite3_stmt *stmt, struct ns
     int64_t pos = sqlite3_column_int64(stmt, 0), n = sqlite3_column_int64(stmt, 1);
     const uint8_t *tokens = sqlite3_column_blob(stmt, 2), *lps = sqlite3_column_blob(stmt, 3);
     const uint8_t *top = sqlite3_column_blob(stmt, 4);
-    if (pos != at || n <= 0 || n > s->n_out - at || sqlite3_column_bytes(stmt, 2) != 4 * n ||
+    enum ns_code fetched = ns_sql_fetched(q, err);
+    if (fetched != NS_OK)
+        return fetched;
+    if (!tokens || pos != at || n <= 0 || n > s->n_out - at || sqlite3_column_bytes(stmt, 2) != 4 * n ||
         (lps && sqlite3_column_bytes(stmt, 3) != 4 * n) ||
         (top && s->n_top > 0 && sqlite3_column_bytes(stmt, 4) != 8 * n * s->n_top))
         return ns_error_set(err, NS_CORRUPT, "%s: sequence %" PRId64 ": tokens at %" PRId64 " do not follow %" PRIu32,
@@ -152,6 +155,9 @@ static enum ns_code load_sequence(struct ns_queue *q, sqlite3_stmt *stmt, uint32
     s->score = sqlite3_column_double(stmt, 7);
     s->is_greedy = sqlite3_column_int64(stmt, 8) != 0;
     const char *finish = ns_sql_text(stmt, 11);
+    enum ns_code fetched = ns_sql_fetched(q, err);
+    if (fetched != NS_OK)
+        return fetched;
     s->finished = finish != NULL;
     s->finish = !finish ? NS_FINISH_NONE : strcmp(finish, "stop") == 0 ? NS_FINISH_STOP : NS_FINISH_LENGTH;
     if (s->n_top > NS_LOGPROBS_MAX || s->n_out > INT32_MAX)
@@ -232,7 +238,10 @@ static enum ns_code load_claim(struct ns_queue *q, int64_t id, int64_t now, stru
     c->body = copy_text(q->budget, body, body ? c->body_n : 0, err);
     c->created_at_ms = sqlite3_column_int64(stmt, 8);
     c->attempt_id = sqlite3_column_int64(stmt, 9);
+    rc = ns_sql_fetched(q, err);
     ns_sql_end(stmt);
+    if (rc != NS_OK)
+        return rc;
     return c->custom_id && c->body ? load_sequences(q, c, err) : NS_BUDGET;
 }
 

@@ -315,30 +315,47 @@ static void checkpoint(struct ns_runner *r)
         r->wal_warned = false;
 }
 
-enum ns_code ns_runner_commit(struct ns_runner *runner, const struct ns_wave_commit *commit, int64_t *wave_id,
-                              struct ns_control *control, struct ns_error *err)
+static enum ns_code try_commit(struct ns_runner *runner, const struct ns_wave_commit *commit, int64_t *wave,
+                               struct ns_control *control, struct ns_error *err)
 {
-    int64_t now = ns_clock_wall_ms(), wave = 0;
+    int64_t now = ns_clock_wall_ms();
     *control = (struct ns_control){.budget = runner->budget};
-    ns_crash_point("commit.begin");
     enum ns_code rc = ns_fenced_begin(runner, err);
     if (rc != NS_OK)
         return rc;
-    rc = put_all(runner, commit, now, &wave, err);
+    rc = put_all(runner, commit, now, wave, err);
     if (rc == NS_OK)
         rc = look(runner, now, control, err);
     if (rc == NS_OK)
         ns_crash_point("commit.before");
     rc = ns_write_end(runner->q, rc, err);
-    if (rc != NS_OK) {
-        ns_state_swap_done(runner, false);
+    if (rc == NS_OK)
+        ns_crash_point("commit.after");
+    else
         ns_control_fini(control);
+    ns_state_swap_done(runner, rc == NS_OK);
+    return rc;
+}
+
+enum ns_code ns_runner_commit(struct ns_runner *runner, const struct ns_wave_commit *commit, int64_t *wave_id,
+                              struct ns_control *control, struct ns_error *err)
+{
+    int64_t wave = 0;
+    struct ns_error full = {0};
+    ns_crash_point("commit.begin");
+    enum ns_code rc = try_commit(runner, commit, &wave, control, &full);
+    if (rc == NS_FULL && ns_ballast_drop(runner)) { /* this is what it was kept for */
+        ns_log(NS_LOG_WARN, "the disk is full; the reserve was given up for this commit");
+        ns_error_clear(&full);
+        rc = try_commit(runner, commit, &wave, control, &full);
+    }
+    if (rc != NS_OK) {
+        ns_error_set(err, rc, "%s", full.message);
         return rc;
     }
-    ns_crash_point("commit.after");
     if (wave_id)
         *wave_id = wave;
-    ns_state_swap_done(runner, true);
     checkpoint(runner);
+    ns_ballast_keep(runner);
     return NS_OK;
 }

@@ -154,7 +154,9 @@ static enum ns_code check_hashes(struct ns_queue *q, struct examination *x, stru
             break;
         char hex[NS_SHA256_HEX];
         const char *stored = ns_sql_text(stmt, 1), *expected = ns_sql_text(stmt, 2);
-        enum ns_code hashed = ns_result_content_hash(stored ? stored : "", q->budget, hex, NULL);
+        enum ns_code hashed = ns_sql_fetched(q, err);
+        if (hashed == NS_OK)
+            hashed = ns_result_content_hash(stored ? stored : "", q->budget, hex, NULL);
         if (hashed == NS_BUDGET) {
             ns_sql_end(stmt);
             return ns_error_set(err, NS_BUDGET, "no memory to check a result");

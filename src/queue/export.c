@@ -99,6 +99,10 @@ static bool reads_back(const struct ns_text *line)
 static enum ns_code export_row(struct exporting *e, sqlite3_stmt *s, struct ns_error *err)
 {
     const char *state = ns_sql_text(s, 3), *response = ns_sql_text(s, 5), *error = ns_sql_text(s, 6);
+    const char *custom_id = ns_sql_text(s, 2), *stored = response ? response : error, *local = ns_sql_text(s, 7);
+    enum ns_code rc = ns_sql_fetched(e->q, err);
+    if (rc != NS_OK)
+        return rc;
     e->last_key = sqlite3_column_int64(s, 0);
     e->last_id = sqlite3_column_int64(s, 1);
     if (!response && !error) {
@@ -106,12 +110,10 @@ static enum ns_code export_row(struct exporting *e, sqlite3_stmt *s, struct ns_e
         return NS_OK;
     }
     bool is_done = state && strcmp(state, "done") == 0;
-    const char *custom_id = ns_sql_text(s, 2), *stored = response ? response : error;
     ns_text_clear(&e->line);
     bool sound = ns_utf8_valid(stored, strlen(stored)) && (!custom_id || ns_utf8_valid(custom_id, strlen(custom_id)));
     if (sound)
-        ns_output_line(&e->line, e->last_id, custom_id, (int)sqlite3_column_int64(s, 4), response, error,
-                       ns_sql_text(s, 7));
+        ns_output_line(&e->line, e->last_id, custom_id, (int)sqlite3_column_int64(s, 4), response, error, local);
     if (!ns_text_ok(&e->line))
         return ns_error_set(err, NS_BUDGET, "no memory for the result of request %" PRId64, e->last_id);
     if (!sound || !reads_back(&e->line)) {
@@ -218,12 +220,18 @@ enum ns_code ns_queue_get(struct ns_queue *queue, int64_t batch_id, const char *
         return rc;
     if (!row)
         return ns_error_set(err, NS_NOINPUT, "there is no request \"%.200s\" in this batch", custom_id);
-    const char *response = ns_sql_text(stmt, 3), *error = ns_sql_text(stmt, 4);
+    const char *state = ns_sql_text(stmt, 1), *response = ns_sql_text(stmt, 3), *error = ns_sql_text(stmt, 4);
+    const char *local = ns_sql_text(stmt, 5);
+    rc = ns_sql_fetched(queue, err);
+    if (rc != NS_OK) {
+        ns_sql_end(stmt);
+        return rc;
+    }
     if (!response && !error)
-        rc = ns_error_set(err, NS_BUSY, "request \"%.200s\" is still %s", custom_id, ns_sql_text(stmt, 1));
+        rc = ns_error_set(err, NS_BUSY, "request \"%.200s\" is still %s", custom_id, state);
     else if (json)
         ns_output_line(out, sqlite3_column_int64(stmt, 0), custom_id, (int)sqlite3_column_int64(stmt, 2), response,
-                       error, ns_sql_text(stmt, 5));
+                       error, local);
     else
         rc = ns_result_text(response, error, out, err);
     ns_sql_end(stmt);

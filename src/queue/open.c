@@ -113,7 +113,13 @@ static enum ns_code set_one(struct ns_queue *q, const char *set, const char *ask
     enum ns_code code = NS_OK;
     if (rc != SQLITE_ROW && rc != SQLITE_DONE)
         code = ns_sql_fail(q, rc, ask, err);
-    else if (!got || strcmp(got, expected) != 0)
+    else if (!got)
+        code = ns_sql_fetched(q, err);
+    if (code != NS_OK) {
+        sqlite3_finalize(stmt);
+        return code;
+    }
+    if (!got || strcmp(got, expected) != 0)
         code = ns_error_set(err, NS_CONFIG, "%s: %s reads back %s instead of %s", q->path, ask, got ? got : "nothing",
                             expected);
     sqlite3_finalize(stmt);

@@ -83,6 +83,7 @@ struct ns_runner_options {
     bool takeover;    /* kill a holder whose heartbeat is stale or that is stopped */
     bool single_owner;
     uint64_t heartbeat_ms; /* 0: 10,000 */
+    bool no_ballast;       /* tests: no reserve file */
 };
 
 struct ns_runner_start_report {

@@ -51,6 +51,9 @@ NS_MUST_CHECK enum ns_code ns_sql_value(struct ns_queue *q, int64_t *out, bool *
 /* The code and message of a failed call of the library. */
 enum ns_code ns_sql_fail(struct ns_queue *q, int rc, const char *what, struct ns_error *err);
 const char *ns_sql_text(sqlite3_stmt *stmt, int column); /* NULL stays NULL; borrowed until the next step */
+/* Fetching a text or blob may need memory and then gives NULL as if the column were null: ask after the last fetch of a
+ * row. NS_BUDGET when one failed. */
+NS_MUST_CHECK enum ns_code ns_sql_fetched(struct ns_queue *q, struct ns_error *err);
 
 NS_MUST_CHECK enum ns_code ns_write_begin(struct ns_queue *q, struct ns_error *err); /* BEGIN IMMEDIATE */
 NS_MUST_CHECK enum ns_code ns_write_commit(struct ns_queue *q, struct ns_error *err);
@@ -99,7 +102,7 @@ struct ns_runner {
     struct ns_share *share;
     size_t n_shares, share_capacity;
     uint64_t picks;
-    bool wal_warned;
+    bool wal_warned, no_ballast;
     struct ns_text gone; /* names of side files to unlink after the commit, each terminated */
     char lane[32];
     char state_dir[NS_PATH_SIZE];
@@ -133,6 +136,13 @@ NS_MUST_CHECK enum ns_code ns_condemn(struct ns_runner *r, int64_t runner_id, in
 /* A file that shows whether this runner crashed or was killed. */
 NS_MUST_CHECK enum ns_code ns_mark_begin(struct ns_runner *r, struct ns_error *err);
 void ns_mark_end(struct ns_runner *r);
+
+/* ---- care.c --------------------------------------------------------------------------------------------------------- */
+
+/* A reserve of disk space, <db>.ballast: made when there is plenty, given up when a commit finds the disk full. keep
+ * makes it if it is missing; drop says whether there was one. */
+void ns_ballast_keep(const struct ns_runner *r);
+bool ns_ballast_drop(const struct ns_runner *r);
 
 /* ---- state.c ------------------------------------------------------------------------------------------------------------ */
 

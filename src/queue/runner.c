@@ -12,6 +12,7 @@
 #include "queue/queue_impl.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define HEARTBEAT_MS 10000
@@ -258,7 +259,12 @@ static enum ns_code check_pages(struct ns_queue *q, struct ns_error *err)
     if (rc != NS_OK || !row)
         return rc;
     const char *said = ns_sql_text(stmt, 0);
-    if (!said || strcmp(said, "ok") != 0)
+    rc = ns_sql_fetched(q, err);
+    /* a page that could not be read is no damage: the check only says so in words */
+    const char *number = said ? strstr(said, "error code=") : NULL;
+    if (rc == NS_OK && number)
+        rc = ns_sql_fail(q, (int)strtol(number + strlen("error code="), NULL, 10), "checking the pages", err);
+    if (rc == NS_OK && (!said || strcmp(said, "ok") != 0))
         rc = ns_error_set(err, NS_CORRUPT, "%s is damaged: %.300s; restore a backup, or see nightshift doctor", q->path,
                           said ? said : "?");
     ns_sql_end(stmt);
@@ -279,6 +285,8 @@ static enum ns_code start(struct ns_runner *r, const struct ns_runner_options *o
         rc = ns_state_sweep(r, &report->swept_files, err);
     if (rc == NS_OK)
         rc = ns_mark_begin(r, err);
+    if (rc == NS_OK)
+        ns_ballast_keep(r);
     if (rc == NS_OK && !o->single_owner) {
         r->mu = ns_mutex_open();
         r->wake = ns_cond_open();
@@ -300,6 +308,7 @@ enum ns_code ns_runner_start(const char *path, const struct ns_runner_options *o
         return NS_BUDGET;
     r->budget = budget;
     ns_text_init(&r->gone, budget);
+    r->no_ballast = options->no_ballast;
     r->heartbeat_ms = options->heartbeat_ms ? options->heartbeat_ms : HEARTBEAT_MS;
     snprintf(r->lane, sizeof r->lane, "%s", lane);
     snprintf(r->state_dir, sizeof r->state_dir, "%.*s.state", NS_PATH_SIZE - 8, path);

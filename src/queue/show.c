@@ -107,7 +107,9 @@ enum ns_code ns_queue_each_request(struct ns_queue *queue, const struct ns_selec
             break;
         struct ns_request_info info;
         read_request(stmt, want_text, &info);
-        rc = each(arg, &info, err);
+        rc = ns_sql_fetched(queue, err);
+        if (rc == NS_OK)
+            rc = each(arg, &info, err);
         if (rc != NS_OK)
             ns_sql_end(stmt);
     }
@@ -135,7 +137,9 @@ enum ns_code ns_queue_each_attempt(struct ns_queue *queue, int64_t request_id, n
                                        .outcome = ns_sql_text(stmt, 5),
                                        .error = ns_sql_text(stmt, 6),
                                        .resume_kind = ns_sql_text(stmt, 7)};
-        rc = each(arg, &info, err);
+        rc = ns_sql_fetched(queue, err);
+        if (rc == NS_OK)
+            rc = each(arg, &info, err);
         if (rc != NS_OK)
             ns_sql_end(stmt);
     }
@@ -163,7 +167,9 @@ enum ns_code ns_queue_each_event(struct ns_queue *queue, int64_t after_id, ns_ev
                                      .level = ns_sql_text(stmt, 5),
                                      .kind = ns_sql_text(stmt, 6),
                                      .detail = ns_sql_text(stmt, 7)};
-        rc = each(arg, &info, err);
+        rc = ns_sql_fetched(queue, err);
+        if (rc == NS_OK)
+            rc = each(arg, &info, err);
         if (rc != NS_OK)
             ns_sql_end(stmt);
     }

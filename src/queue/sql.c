@@ -188,6 +188,13 @@ const char *ns_sql_text(sqlite3_stmt *stmt, int column)
     return (const char *)sqlite3_column_text(stmt, column);
 }
 
+enum ns_code ns_sql_fetched(struct ns_queue *q, struct ns_error *err)
+{
+    if ((sqlite3_errcode(q->db) & 0xFF) != SQLITE_NOMEM)
+        return NS_OK;
+    return ns_error_set(err, NS_BUDGET, "%s: no memory to read a row", q->path);
+}
+
 /* ---- transactions --------------------------------------------------------------------------------------------------- */
 
 static enum ns_code plain(struct ns_queue *q, const char *sql, const char *what, struct ns_error *err)

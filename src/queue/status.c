@@ -78,7 +78,9 @@ enum ns_code ns_queue_each_batch(struct ns_queue *queue, int64_t batch_id, ns_ba
             break;
         struct ns_batch_info info;
         read_batch(stmt, &info);
-        rc = each(arg, &info, err);
+        rc = ns_sql_fetched(queue, err);
+        if (rc == NS_OK)
+            rc = each(arg, &info, err);
         if (rc != NS_OK)
             ns_sql_end(stmt);
     }
@@ -302,7 +304,9 @@ enum ns_code ns_queue_each_wave(struct ns_queue *queue, int64_t runner_id, int64
                                            .rss_bytes = (uint64_t)sqlite3_column_int64(stmt, 14),
                                            .free_bytes = (uint64_t)sqlite3_column_int64(stmt, 15),
                                            .detail = ns_sql_text(stmt, 16)};
-        rc = each(arg, &w, err);
+        rc = ns_sql_fetched(queue, err);
+        if (rc == NS_OK)
+            rc = each(arg, &w, err);
         if (rc != NS_OK)
             ns_sql_end(stmt);
     }

@@ -118,11 +118,13 @@ static enum ns_code find_batch(struct ns_import *im, const struct ns_submit_opti
     if (rc != NS_OK || !row)
         return rc;
     im->batch_id = sqlite3_column_int64(stmt, 0);
-    snprintf(im->report->batch_id, NS_BATCH_ID_SIZE, "%s", ns_sql_text(stmt, 1));
+    const char *public_id = ns_sql_text(stmt, 1);
+    snprintf(im->report->batch_id, NS_BATCH_ID_SIZE, "%s", public_id ? public_id : "");
     *finished = sqlite3_column_int64(stmt, 2) == 0;
+    rc = ns_sql_fetched(im->q, err);
     ns_sql_end(stmt);
-    if (*finished)
-        return NS_OK;
+    if (*finished || rc != NS_OK)
+        return rc;
     im->report->continued = true;
     rc = ns_sql_value(im->q, &im->last_line, NULL, err, "SELECT MAX(line_no) FROM requests WHERE batch_id = ?", "i",
                       im->batch_id);

@@ -175,6 +175,8 @@ NS_MUST_CHECK enum ns_code ns_host_ask_to_stop(int64_t pid, struct ns_error *err
 /* Kills a verified process (pid, start) through a pid file descriptor and waits for its end. */
 NS_MUST_CHECK enum ns_code ns_host_kill(int64_t pid, int64_t start, uint64_t wait_ms, struct ns_error *err);
 bool ns_host_is_network_fs(const char *path, char name[32]); /* NFS, SMB, FUSE, Lustre, GPFS, 9p */
+void ns_host_pretend_network_fs(
+    const char *name); /* tests: everything lies on it; static text, NULL: the truth again */
 /* SIGTERM, SIGINT, SIGHUP counted into a flag; SIGPIPE ignored. */
 void ns_signal_install(void);
 unsigned ns_signal_count(void); /* 0 none, 1 stop politely, 2 abandon */

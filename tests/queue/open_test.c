@@ -125,11 +125,55 @@ static void views_work_in_the_shell(void **state)
     sqlite3_close(db);
 }
 
+static void c50_network_file_systems_are_refused(void **state)
+{
+    struct rig *g = *state;
+    struct ns_queue *q = NULL;
+    struct ns_error why = {0};
+    ns_host_pretend_network_fs("NFS");
+    enum ns_code opened = ns_queue_open(g->db, NS_QUEUE_WRITE, false, &g->budget, &q, &why);
+    enum ns_code made = ns_queue_create(scratch_path(&g->scratch, "new.db"), NULL);
+    ns_queue_close(g->q); /* insisting means being alone */
+    g->q = NULL;
+    enum ns_code insisted = ns_queue_open(g->db, NS_QUEUE_WRITE, true, &g->budget, &q, NULL);
+    ns_host_pretend_network_fs(NULL);
+    assert_int_equal(opened, NS_CONFIG);
+    assert_int_equal(ns_code_exit(opened), 78);
+    assert_non_null(strstr(why.message, "NFS"));
+    assert_non_null(strstr(why.message, "--single-owner"));
+    assert_int_equal(made, NS_CONFIG);
+    assert_int_equal(insisted, NS_OK);
+    ns_queue_close(q);
+}
+
+static void the_reserve_is_kept_and_given_up(void **state)
+{
+    struct rig *g = *state;
+    struct ns_runner_options o = {0};
+    struct ns_runner_start_report report;
+    RIG_OK(ns_runner_start(g->db, &o, &g->budget, &g->r, &report, err));
+    char path[600];
+    snprintf(path, sizeof path, "%s.ballast", g->db);
+    if (ns_host_free_disk(g->scratch.dir) > (uint64_t)200 << 20)
+        assert_true(ns_path_exists(path));
+    assert_int_equal(ns_ballast_drop(g->r), ns_host_free_disk(g->scratch.dir) > (uint64_t)200 << 20);
+    assert_false(ns_path_exists(path));
+    assert_false(ns_ballast_drop(g->r));
+    rig_stop(g);
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {T(missing_file_is_refused), T(init_refuses_what_is_there), T(settings_read_back),
-                                       T(refuses_other_files),     T(a_reader_cannot_write),      T(a_copy_is_a_queue),
-                                       T(results_are_final),       T(views_work_in_the_shell)};
+    const struct CMUnitTest tests[] = {T(missing_file_is_refused),
+                                       T(init_refuses_what_is_there),
+                                       T(settings_read_back),
+                                       T(refuses_other_files),
+                                       T(a_reader_cannot_write),
+                                       T(a_copy_is_a_queue),
+                                       T(results_are_final),
+                                       T(views_work_in_the_shell),
+                                       T(c50_network_file_systems_are_refused),
+                                       T(the_reserve_is_kept_and_given_up)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -71,7 +71,7 @@ static inline int64_t rig_submit(struct rig *g, const char *name, const char *te
 
 static inline void rig_start(struct rig *g)
 {
-    struct ns_runner_options o = {0};
+    struct ns_runner_options o = {.no_ballast = true};
     struct ns_runner_start_report report;
     RIG_OK(ns_runner_start(g->db, &o, &g->budget, &g->r, &report, err));
     RIG_OK(ns_runner_bind_model(g->r, g->scratch.dir, &g->model, "tok", err));
@@ -196,13 +196,14 @@ static inline enum ns_code rig_wave(struct rig *g, struct rig_work *w, struct ns
     struct ns_result *result = calloc(w->n + 1, sizeof *result);
     int64_t *progressed = calloc(w->n + 1, sizeof *progressed);
     size_t k = 0, n_ends = 0;
-    for (size_t i = 0; i < w->n; i++) {
+    enum ns_code rc = NS_OK; /* memory may be made to fail here too */
+    for (size_t i = 0; rc == NS_OK && i < w->n; i++) {
         struct ns_claim *c = w->claim[i];
         struct ns_request *r = &w->request[i];
         struct ns_outcome *out = calloc(c->n_seqs, sizeof *out);
         bool over = true;
         progressed[i] = c->request_id;
-        for (size_t j = 0; j < c->n_seqs; j++, k++) {
+        for (size_t j = 0; rc == NS_OK && j < c->n_seqs; j++, k++) {
             struct ns_claim_seq *s = &c->seq[j];
             u[k] = (struct ns_seq_update){.seq_id = s->seq_id, .n_out_before = s->n_out};
             if (s->prompt.is_score) {
@@ -215,10 +216,14 @@ static inline enum ns_code rig_wave(struct rig *g, struct rig_work *w, struct ns
                                              .n_scored = s->prompt.n - s->prompt.score_from};
                 continue;
             }
-            s->token = ns_budget_resize(&g->budget, s->token, (s->n_out + 1) * sizeof *s->token, NULL);
-            s->logprob = ns_budget_resize(&g->budget, s->logprob, (s->n_out + 1) * sizeof *s->logprob, NULL);
-            assert_non_null(s->token);
-            assert_non_null(s->logprob);
+            uint32_t *token = ns_budget_resize(&g->budget, s->token, (s->n_out + 1) * sizeof *s->token, NULL);
+            s->token = token ? token : s->token;
+            float *logprob = ns_budget_resize(&g->budget, s->logprob, (s->n_out + 1) * sizeof *s->logprob, NULL);
+            s->logprob = logprob ? logprob : s->logprob;
+            if (!token || !logprob) {
+                rc = NS_BUDGET;
+                break;
+            }
             s->token[s->n_out] = rig_token(r, s->n_out);
             s->logprob[s->n_out] = -0.5f - (float)s->n_out;
             u[k].n = 1;
@@ -234,9 +239,13 @@ static inline enum ns_code rig_wave(struct rig *g, struct rig_work *w, struct ns
                                          .n_out = s->n_out + 1,
                                          .finish = finish};
         }
-        if (over) {
+        if (rc == NS_OK && over) {
             struct ns_run_facts facts = {.request_id = c->request_id, .created_at_ms = c->created_at_ms};
-            RIG_OK(ns_result_build(r, &g->model, out, c->n_seqs, &facts, &g->budget, &result[n_ends], err));
+            rc = ns_result_build(r, &g->model, out, c->n_seqs, &facts, &g->budget, &result[n_ends], why);
+            if (rc != NS_OK) {
+                free(out);
+                break;
+            }
             end[n_ends] = (struct ns_request_end){.request_id = c->request_id,
                                                   .attempt_id = c->attempt_id,
                                                   .end = NS_END_DONE,
@@ -248,7 +257,7 @@ static inline enum ns_code rig_wave(struct rig *g, struct rig_work *w, struct ns
     struct ns_state_file *state = calloc(n_seqs + 1, sizeof *state);
     char(*name)[64] = calloc(n_seqs + 1, sizeof *name);
     size_t n_states = 0;
-    for (size_t i = 0; i < w->n; i++) {
+    for (size_t i = 0; rc == NS_OK && i < w->n; i++) {
         if (g->poison && strcmp(w->claim[i]->custom_id, g->poison) == 0)
             abort();
         for (size_t j = 0; g->states && j < w->claim[i]->n_seqs; j++) {
@@ -287,7 +296,8 @@ static inline enum ns_code rig_wave(struct rig *g, struct rig_work *w, struct ns
                                     .n_progressed = w->n,
                                     .state = state,
                                     .n_states = n_states};
-    enum ns_code rc = ns_runner_commit(g->r, &commit, NULL, control, why);
+    if (rc == NS_OK)
+        rc = ns_runner_commit(g->r, &commit, NULL, control, why);
     size_t kept = 0, ended = 0;
     for (size_t i = 0; rc == NS_OK && i < w->n; i++) {
         for (size_t j = 0; j < w->claim[i]->n_seqs; j++)

@@ -1,0 +1,362 @@
+/* fault_test.c - failing writes, syncs, maps, opens, deletes and allocations, each n-th until a run is clean; and cut
+ * power. Nothing committed is lost, nothing is reported that did not happen, the next run ends as an undisturbed one.
+ * NS_CUTS: how many power cuts (50 unless set). */
+#include "rig.h"
+#include "shim.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+static char undisturbed[NS_SHA256_HEX];
+static struct ns_error last; /* of the last life */
+
+static const char job[] = "{\"custom_id\":\"a\",\"prompt\":[1,2],\"max_tokens\":2,\"logprobs\":0,\"ignore_eos\":true}\n"
+                          "bad\n"
+                          "{\"custom_id\":\"b\",\"prompt\":[1],\"choices\":[[2],[3,4]],\"answer\":0}\n"
+                          "{\"custom_id\":\"c\",\"prompt\":[5],\"max_tokens\":2,\"ignore_eos\":true}\n";
+
+/* The whole life of a queue, handing up the first error. acknowledged counts what was reported as durable. */
+struct life {
+    int64_t submitted, tokens; /* acknowledged */
+    int fd;                    /* told of every acknowledgement; -1: nobody */
+};
+
+static void acknowledge(struct life *life)
+{
+    int64_t what[2] = {life->submitted, life->tokens};
+    if (life->fd >= 0 && write(life->fd, what, sizeof what) != (ssize_t)sizeof what)
+        _exit(9);
+}
+
+static enum ns_code submit_job(struct rig *g, struct life *life)
+{
+    struct ns_submit_options o = {.priority = 5};
+    struct ns_submit_report report;
+    enum ns_code rc = ns_queue_submit(g->q, scratch_path(&g->scratch, "job"), &o, &report, &last);
+    if (rc == NS_OK) {
+        life->submitted = report.lines;
+        acknowledge(life);
+    }
+    ns_submit_report_fini(&report);
+    return rc;
+}
+
+static enum ns_code claim_two(struct rig *g, struct rig_work *w)
+{
+    struct ns_claim_limits limits = {.requests = 2};
+    enum ns_code rc = ns_runner_claim(g->r, &limits, &g->budget, &w->claim, &w->n, &w->alone, &last);
+    if (rc != NS_OK)
+        return rc;
+    w->request = calloc(w->n + 1, sizeof *w->request);
+    struct ns_admission a[2] = {{0}};
+    struct ns_encoded encoded[2] = {{0}};
+    for (size_t i = 0; rc == NS_OK && i < w->n; i++) {
+        struct ns_refusal refusal;
+        rc = ns_request_parse(w->claim[i]->body, w->claim[i]->body_n, &g->budget, &w->request[i], &refusal, &last);
+        a[i].claim = w->claim[i];
+        if (rc == NS_OK && w->claim[i]->n_seqs == 0) {
+            rc = ns_request_encode(&w->request[i], &g->model, &g->budget, &encoded[i], &refusal, &last);
+            a[i].encoded = &encoded[i];
+        }
+    }
+    if (rc == NS_OK)
+        rc = ns_runner_admit(g->r, a, w->n, &last);
+    for (size_t i = 0; i < 2; i++)
+        ns_encoded_fini(&encoded[i]);
+    return rc;
+}
+
+static enum ns_code run_job(struct rig *g, struct life *life)
+{
+    enum ns_code rc = NS_OK;
+    for (bool idle = false; rc == NS_OK && !idle;) {
+        struct rig_work w = {0};
+        rc = claim_two(g, &w);
+        idle = w.n == 0;
+        while (rc == NS_OK && w.n > 0) {
+            struct ns_control control;
+            rc = rig_wave(g, &w, &control, &last);
+            if (rc != NS_OK)
+                break;
+            ns_control_fini(&control);
+            life->tokens++;
+            acknowledge(life);
+        }
+        if (w.claim)
+            rig_drop(g, &w);
+    }
+    return rc;
+}
+
+static enum ns_code live(struct rig *g, struct life *life)
+{
+    struct ns_runner_options o = {.no_ballast = true};
+    struct ns_runner_start_report report;
+    ns_error_clear(&last);
+    enum ns_code rc = ns_queue_open(g->db, NS_QUEUE_WRITE, false, &g->budget, &g->q, &last);
+    if (rc == NS_OK)
+        rc = submit_job(g, life);
+    if (rc == NS_OK)
+        rc = ns_runner_start(g->db, &o, &g->budget, &g->r, &report, &last);
+    if (rc == NS_OK)
+        rc = ns_runner_bind_model(g->r, g->scratch.dir, &g->model, "tok", &last);
+    if (rc == NS_OK)
+        rc = run_job(g, life);
+    if (rc == NS_OK) {
+        rc = ns_runner_stop(g->r, "done", &last);
+        g->r = NULL;
+    }
+    ns_runner_abandon(g->r);
+    g->r = NULL;
+    ns_queue_close(g->q);
+    g->q = NULL;
+    return rc;
+}
+
+/* After the trouble: everything acknowledged is there and sound, and the queue can be finished. */
+static void finish_and_check(struct rig *g, const struct life *life, const char *what)
+{
+    struct life rest = {.fd = -1};
+    char digest[NS_SHA256_HEX];
+    RIG_OK(ns_queue_open(g->db, NS_QUEUE_WRITE, false, &g->budget, &g->q, err));
+    if (life->submitted != 0 && rig_int(g, "SELECT COUNT(*) FROM requests") != life->submitted)
+        fail_msg("%s: an acknowledged submit is gone", what);
+    if (rig_int(g, "SELECT COUNT(*) FROM waves") < life->tokens)
+        fail_msg("%s: %d waves were acknowledged, %d are there", what, (int)life->tokens,
+                 (int)rig_int(g, "SELECT COUNT(*) FROM waves"));
+    rig_check_tokens(g);
+    ns_queue_close(g->q);
+    g->q = NULL;
+    RIG_OK(live(g, &rest));
+    RIG_OK(ns_queue_open(g->db, NS_QUEUE_WRITE, false, &g->budget, &g->q, err));
+    rig_doctor(g);
+    rig_digest(g, digest);
+    if (strcmp(digest, undisturbed) != 0)
+        fail_msg("%s: other results", what);
+}
+
+static void open_closed(struct rig *g)
+{
+    rig_open(g);
+    scratch_write(&g->scratch, "job", job, sizeof job - 1);
+    ns_queue_close(g->q);
+    g->q = NULL;
+}
+
+static void t3_every_failing_call(void **state)
+{
+    (void)state;
+
+    static const struct {
+        enum shim_call call;
+        enum shim_fault fault;
+        bool sticky;
+        const char *name;
+    } kinds[] = {{SHIM_WRITE, SHIM_IO, false, "write, I/O error"},
+                 {SHIM_WRITE, SHIM_FULL, true, "write, disk full"},
+                 {SHIM_WRITE, SHIM_SHORT, false, "short write"},
+                 {SHIM_SYNC, SHIM_IO, false, "sync"},
+                 {SHIM_SYNC, SHIM_IO, true, "sync, from then on"},
+                 {SHIM_TRUNCATE, SHIM_IO, false, "truncate"},
+                 {SHIM_SHM_MAP, SHIM_IO, false, "map"},
+                 {SHIM_OPEN, SHIM_IO, false, "open"},
+                 {SHIM_DELETE, SHIM_IO, false, "delete"}};
+
+    for (size_t k = 0; k < NS_COUNT(kinds); k++) {
+        uint64_t nth = 1;
+        for (bool hit = true; hit; nth++) {
+            struct rig g;
+            struct life life = {.fd = -1};
+            open_closed(&g);
+            shim_arm(kinds[k].call, nth, kinds[k].fault, kinds[k].sticky);
+            enum ns_code rc = live(&g, &life);
+            hit = shim_was_hit();
+            shim_arm(SHIM_WRITE, 0, SHIM_IO, false);
+            if (!hit)
+                assert_int_equal(rc, NS_OK);
+            if (rc != NS_OK && rc != NS_IO && rc != NS_FULL && rc != NS_NOINPUT)
+                fail_msg("%s %d: %s: %s", kinds[k].name, (int)nth, ns_code_name(rc), last.message);
+            finish_and_check(&g, &life, kinds[k].name);
+            rig_close(&g);
+        }
+        print_message("%s: %d calls\n", kinds[k].name, (int)nth - 2);
+    }
+}
+
+/* A life in a process of its own, which may end at any instant: prepare arms what goes wrong. Returns the wait status;
+ * *told is what it had acknowledged. */
+static int live_in_child(struct rig *g, struct life *told, void (*prepare)(uint64_t), uint64_t number)
+{
+    int fd[2], status;
+    assert_int_equal(pipe(fd), 0);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(fd[0]);
+        ns_host_init();
+        struct life mine = {.fd = fd[1]};
+        prepare(number);
+        enum ns_code rc = live(g, &mine);
+        _exit(rc == NS_OK ? 0 : rc == NS_BUDGET || rc == NS_IO || rc == NS_BUSY ? 1 : 2);
+    }
+    close(fd[1]);
+    int64_t line[2];
+    while (read(fd[0], line, sizeof line) == (ssize_t)sizeof line) {
+        told->submitted = line[0];
+        told->tokens = line[1];
+    }
+    close(fd[0]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+static void refuse_one(uint64_t nth)
+{
+    ns_fault_arm_mode(NS_FAULT_ALLOC, nth, 0, false);
+}
+
+static void refuse_from(uint64_t nth)
+{
+    ns_fault_arm_mode(NS_FAULT_ALLOC, nth, 0, true);
+}
+
+static void t6_every_failing_allocation(void **state)
+{
+    (void)state;
+    for (int sticky = 0; sticky < 2; sticky++) {
+        uint64_t nth = 1;
+        int clean = 0;
+        /* every early one, then ever sparser, for the later ones repeat them; three clean runs: the end was passed */
+        for (; clean < 3; nth += 1 + nth / 16) {
+            struct rig g;
+            struct life life = {.fd = -1};
+            open_closed(&g);
+            int status = live_in_child(&g, &life, sticky ? refuse_from : refuse_one, nth);
+            /* reading JSON without any memory ends the process, which is safe at any instant */
+            bool aborted = sticky && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+            if (!aborted && (!WIFEXITED(status) || WEXITSTATUS(status) > 1))
+                fail_msg("allocation %d: status %x", (int)nth, (unsigned)status);
+            clean = status == 0 ? clean + 1 : 0;
+            finish_and_check(&g, &life, "allocation");
+            rig_close(&g);
+        }
+        print_message("allocations, %s: up to %d\n", sticky ? "from the nth on" : "the nth", (int)nth);
+    }
+}
+
+static void cut_power(uint64_t seed)
+{
+    shim_cut_power(1 + seed * 7 % 31, seed);
+}
+
+static void t4_cut_power(void **state)
+{
+    (void)state;
+    const char *wanted = getenv("NS_CUTS");
+    int cuts = wanted && atoi(wanted) > 0 ? atoi(wanted) : 50;
+    for (int seed = 1; seed <= cuts; seed++) {
+        struct rig g;
+        struct life life = {.fd = -1};
+        char what[40], shm[600];
+        open_closed(&g);
+        int status = live_in_child(&g, &life, cut_power, (uint64_t)seed);
+        if (!WIFEXITED(status) || (WEXITSTATUS(status) != 99 && WEXITSTATUS(status) != 0))
+            fail_msg("seed %d: status %x", seed, (unsigned)status);
+        snprintf(shm, sizeof shm, "%s-shm", g.db); /* memory does not survive a power cut */
+        unlink(shm);
+        snprintf(what, sizeof what, "power cut, seed %d", seed);
+        finish_and_check(&g, &life, what);
+        rig_close(&g);
+    }
+}
+
+/* T8 and C52: full, everything rolled back and reported; room again: the same call goes through. */
+static void c52_full_disk_can_be_retried(void **state)
+{
+    (void)state;
+    struct rig g;
+    struct life life = {.fd = -1};
+    open_closed(&g);
+    RIG_OK(ns_queue_open(g.db, NS_QUEUE_WRITE, false, &g.budget, &g.q, err));
+    RIG_OK(submit_job(&g, &life));
+    rig_start(&g);
+    struct rig_work w = {0};
+    struct ns_control control;
+    RIG_OK(claim_two(&g, &w));
+    shim_arm(SHIM_WRITE, 1, SHIM_FULL, true);
+    char ballast[600];
+    snprintf(ballast, sizeof ballast, "%s.ballast", g.db);
+    for (int i = 0; i < 3; i++) {
+        scratch_write(&g.scratch, "queue.db.ballast", "x", 1); /* given up for the commit, in vain here */
+        assert_int_equal(rig_wave(&g, &w, &control, NULL), NS_FULL);
+        assert_int_equal(control.n_asked, 0);
+        assert_false(ns_path_exists(ballast));
+    }
+    shim_arm(SHIM_WRITE, 0, SHIM_IO, false);
+    assert_int_equal(rig_int(&g, "SELECT COUNT(*) FROM waves"), 0);
+    RIG_OK(rig_wave(&g, &w, &control, err));
+    ns_control_fini(&control);
+    rig_drop(&g, &w);
+    RIG_OK(run_job(&g, &life));
+    rig_stop(&g);
+    rig_doctor(&g);
+    rig_close(&g);
+}
+
+/* A commit with a wrong count, a second result, a foreign request: all or nothing. */
+static void failed_commit_is_clean(void **state)
+{
+    (void)state;
+    struct rig g;
+    struct life life = {.fd = -1};
+    open_closed(&g);
+    RIG_OK(ns_queue_open(g.db, NS_QUEUE_WRITE, false, &g.budget, &g.q, err));
+    RIG_OK(submit_job(&g, &life));
+    rig_start(&g);
+    struct rig_work w = {0};
+    struct ns_control control;
+    RIG_OK(claim_two(&g, &w));
+    w.claim[0]->seq[0].n_out = 1; /* a lie: guards_n_out */
+    w.claim[0]->seq[0].token = ns_budget_take(&g.budget, 8, NULL);
+    w.claim[0]->seq[0].logprob = ns_budget_take(&g.budget, 8, NULL);
+    assert_int_equal(rig_wave(&g, &w, &control, NULL), NS_INTERNAL);
+    assert_int_equal(rig_int(&g, "SELECT (SELECT COUNT(*) FROM waves) + (SELECT COUNT(*) FROM seq_chunks) +"
+                                 " (SELECT COUNT(*) FROM results WHERE status_code = 200)"),
+                     0);
+    w.claim[0]->seq[0].n_out = 0;
+    RIG_OK(rig_wave(&g, &w, &control, err));
+    ns_control_fini(&control);
+    rig_drop(&g, &w);
+    rig_stop(&g);
+    rig_doctor(&g);
+    rig_close(&g);
+}
+
+static int setup_group(void **state)
+{
+    (void)state;
+    struct rig g;
+    struct life life = {.fd = -1};
+    ns_json_init();
+    ns_queue_library_init();
+    shim_install();
+    ns_log_set_sink(NULL, NULL, NS_LOG_ERROR);
+    open_closed(&g);
+    RIG_OK(live(&g, &life));
+    RIG_OK(ns_queue_open(g.db, NS_QUEUE_WRITE, false, &g.budget, &g.q, err));
+    rig_doctor(&g);
+    rig_digest(&g, undisturbed);
+    rig_close(&g);
+    return 0;
+}
+
+int main(void)
+{
+    if (access("/dev/shm", W_OK) == 0)
+        setenv("TMPDIR", "/dev/shm", 0);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(failed_commit_is_clean),
+                                       cmocka_unit_test(c52_full_disk_can_be_retried), cmocka_unit_test(t4_cut_power),
+                                       cmocka_unit_test(t3_every_failing_call),
+                                       cmocka_unit_test(t6_every_failing_allocation)};
+    return cmocka_run_group_tests(tests, setup_group, NULL);
+}
