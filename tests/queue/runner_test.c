@@ -254,21 +254,23 @@ static void c49_a_commit_waits_for_a_writer(void **state)
 {
     struct rig *g = *state;
     rig_submit(g, "in", three);
-    rig_start(g);
-    struct rig_work w = {0};
-    rig_claim(g, 3, &w);
-    int fd[2];
-    char c;
+    int fd[2], go[2];
+    char c = 'g';
     assert_int_equal(pipe(fd), 0);
-    pid_t pid = fork(); /* uses nothing of ours: opens the file itself */
+    assert_int_equal(pipe(go), 0);
+    pid_t pid = fork(); /* before the runner: its heartbeat may hold a lock of the library at any moment */
     if (pid == 0) {
         sqlite3 *db = NULL;
-        if (sqlite3_open(g->db, &db) != SQLITE_OK ||
+        if (read(go[0], &c, 1) != 1 || sqlite3_open(g->db, &db) != SQLITE_OK ||
             sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL) != SQLITE_OK || write(fd[1], "x", 1) != 1)
             _exit(1);
         ns_sleep_ms(700);
         _exit(sqlite3_exec(db, "COMMIT", NULL, NULL, NULL));
     }
+    rig_start(g);
+    struct rig_work w = {0};
+    rig_claim(g, 3, &w);
+    assert_int_equal(write(go[1], &c, 1), 1);
     assert_int_equal(read(fd[0], &c, 1), 1);
     uint64_t began = ns_clock_mono_ns();
     struct ns_control control;
@@ -280,6 +282,8 @@ static void c49_a_commit_waits_for_a_writer(void **state)
     assert_int_equal(status, 0);
     close(fd[0]);
     close(fd[1]);
+    close(go[0]);
+    close(go[1]);
     rig_drop(g, &w);
     rig_stop(g);
 }
