@@ -55,7 +55,6 @@ enum ns_opt {
     NS_OPT_ROWS,
     NS_OPT_DISK_RATE,
     NS_OPT_COMPUTE_RATE,
-    NS_OPT_QUEUE,
     NS_OPT_FOLLOW,
     NS_OPT_REQUESTS,
     NS_OPT_ANSWERS,

@@ -206,13 +206,8 @@ static enum ns_code replay_all(struct ns_cli *cli, const struct trace_file *f, s
 
 enum ns_code ns_cmd_simulate(struct ns_cli *cli, struct ns_error *err)
 {
-    if (ns_given(cli, NS_OPT_QUEUE)) {
-        if (!ns_simulate_queue)
-            return ns_error_set(err, NS_USAGE, "this program was built without the simulation of the queue");
-        return ns_simulate_queue(cli, err);
-    }
     if (cli->args.n_operands == 0) {
-        ns_hint(cli, "name a file of recorded routing, or say --queue");
+        ns_hint(cli, "name a file of recorded routing");
         return ns_error_set(err, NS_USAGE, "nothing to simulate");
     }
     struct ns_budget budget;

@@ -42,6 +42,5 @@ enum ns_code ns_cmd_waves(struct ns_cli *cli, struct ns_error *err);
 
 /* Parts of a verb that live in a file of their own. */
 enum ns_code ns_bench_kernels(struct ns_cli *cli, struct ns_error *err);
-__attribute__((weak)) enum ns_code ns_simulate_queue(struct ns_cli *cli, struct ns_error *err); /* NULL: not built */
 
 #endif

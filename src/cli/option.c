@@ -84,7 +84,7 @@ const struct ns_verb ns_verbs[] = {
      "run; disk measures direct reads of the model's files.",
      "nightshift bench kernels\nnightshift bench kernels mxfp4 --threads 1 --json\nnightshift bench disk --model /models/kimi-k3"},
     {"simulate", "look into", "[TRACE]", 0, 1, 0,
-     "replay recorded routing, or plan the queue without a model",
+     "replay recorded routing under several cache policies",
      "Cuts a trace of expert choices (one JSON line a token) into waves and counts how many of the experts that a wave "
      "asks for would be found in memory: under LRU, under LFU, under the ranked policy that a run uses, and under the "
      "best that could be done by who knew the future.",
@@ -170,7 +170,6 @@ const struct ns_option ns_options[] = {
     {NS_OPT_SINGLE_OWNER, "single-owner", 0, NS_ARG_NONE, NULL, "run",
      "insist on a network file system; nobody else may open the queue"},
     {NS_OPT_NO_SHARING, "no-sharing", 0, NS_ARG_NONE, NULL, "run", "compute every prompt by itself, for comparison"},
-    {NS_OPT_QUEUE, "queue", 0, NS_ARG_NONE, NULL, "simulate", "plan the queue without the model"},
     {NS_OPT_FOLLOW, "follow", 'f', NS_ARG_NONE, NULL, "status events", "go on showing what changes"},
     {NS_OPT_REQUESTS, "requests", 'r', NS_ARG_NONE, NULL, "list", "list requests instead of batches"},
     {NS_OPT_ANSWERS, "answers", 'a', NS_ARG_NONE, NULL, "list", "with -r: prompt, answer and what was expected"},
