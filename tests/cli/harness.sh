@@ -70,12 +70,12 @@ is_json() {
     [ "$(sqlite3 :memory: "SELECT json_valid(CAST(readfile('$1') AS TEXT))")" = 1 ]
 }
 # every line of a file is a JSON document
-is_jsonl() {
+is_jsonl() (
     while IFS= read -r line; do
         printf '%s' "$line" >line.json
-        is_json line.json || return 1
+        is_json line.json || exit 1
     done <"$1"
-}
+)
 # sql STATEMENT - on the queue
 sql() {
     sqlite3 -cmd '.timeout 20000' "$NIGHTSHIFT_DB" "$1"
