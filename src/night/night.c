@@ -124,8 +124,7 @@ static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan 
     if (rc == NS_OK)
         rc = ns_night_step(night, wave, gave_up, err);
     if (rc != NS_OK || *gave_up) {
-        if (rc == NS_OK)
-            ns_night_halt(night, wave, plan);
+        /* halt.c could put it aside; until its scores are proven equal the wave is computed again */
         if (wave)
             m->wave_close(m->self, wave);
         ns_sched_wave_lost(night->sched);
