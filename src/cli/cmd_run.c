@@ -7,6 +7,8 @@
 #include "night/night.h"
 #include "sys/sys.h"
 
+#include <string.h>
+
 struct watching {
     struct ns_cli *cli;
     struct ns_progress *progress;
@@ -91,6 +93,19 @@ static void set_status(struct ns_cli *cli, const struct ns_night_report *r)
         cli->status = r->requests_failed > 0;
 }
 
+static enum ns_night_order order_of(const char *word) /* one of the table's, or NULL */
+{
+    static const char *const names[] = {[NS_ORDER_AUTO] = "auto",
+                                        [NS_ORDER_EXPERTS] = "experts",
+                                        [NS_ORDER_PREFIX] = "prefix",
+                                        [NS_ORDER_FILE] = "file",
+                                        [NS_ORDER_SINGLE] = "single"};
+    for (size_t i = 0; word && i < NS_COUNT(names); i++)
+        if (strcmp(word, names[i]) == 0)
+            return (enum ns_night_order)i;
+    return NS_ORDER_AUTO;
+}
+
 enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
@@ -107,7 +122,8 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
         .require_done = ns_given(cli, NS_OPT_REQUIRE_DONE),
         .takeover = ns_given(cli, NS_OPT_TAKEOVER),
         .single_owner = ns_given(cli, NS_OPT_SINGLE_OWNER),
-        .no_sharing = ns_given(cli, NS_OPT_NO_SHARING),
+        .order = order_of(args->text[NS_OPT_WAVE_ORDER]),
+        .overtake = (uint32_t)args->number[NS_OPT_OVERTAKE],
         .planned = show_plan,
         .progress = show_progress,
     };

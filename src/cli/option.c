@@ -169,7 +169,11 @@ const struct ns_option ns_options[] = {
     {NS_OPT_REQUIRE_DONE, "require-done", 0, NS_ARG_NONE, NULL, "run", "exit 75 when work is left"},
     {NS_OPT_SINGLE_OWNER, "single-owner", 0, NS_ARG_NONE, NULL, "run",
      "insist on a network file system; nobody else may open the queue"},
-    {NS_OPT_NO_SHARING, "no-sharing", 0, NS_ARG_NONE, NULL, "run", "compute every prompt by itself, for comparison"},
+    {NS_OPT_WAVE_ORDER, "order", 0, NS_ARG_CHOICE, "auto|experts|prefix|file|single", "run",
+     "who rides together: by prefix and, where the disk is the limit, by experts (auto); always by both; by prefix; as "
+     "they come, each prompt by itself; one prompt at a time. The answers are the same"},
+    {NS_OPT_OVERTAKE, "overtake", 0, NS_ARG_NUMBER, "N", "run",
+     "how many later ones may go before a request for the sake of grouping (default: 64)"},
     {NS_OPT_FOLLOW, "follow", 'f', NS_ARG_NONE, NULL, "status events", "go on showing what changes"},
     {NS_OPT_REQUESTS, "requests", 'r', NS_ARG_NONE, NULL, "list", "list requests instead of batches"},
     {NS_OPT_ANSWERS, "answers", 'a', NS_ARG_NONE, NULL, "list", "with -r: prompt, answer and what was expected"},

@@ -28,9 +28,10 @@ static uint32_t seq_positions(void *self, const struct ns_seq *seq)
     return ns_seq_positions(seq);
 }
 
-static enum ns_code wave_open(void *self, const struct ns_wave_desc *desc, struct ns_wave **out, struct ns_error *err)
+static enum ns_code wave_open(void *self, const struct ns_wave_desc *desc, const struct ns_probe *probe,
+                              struct ns_wave **out, struct ns_error *err)
 {
-    return ns_wave_open((struct ns_engine *)self, desc, NULL, out, err);
+    return ns_wave_open((struct ns_engine *)self, desc, probe, out, err);
 }
 
 static enum ns_code wave_step(void *self, struct ns_wave *wave, bool *done, struct ns_error *err)

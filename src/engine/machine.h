@@ -13,7 +13,8 @@ struct ns_machine {
     enum ns_code (*seq_open)(void *self, struct ns_seq **out, struct ns_error *err);
     void (*seq_close)(void *self, struct ns_seq *seq);
     uint32_t (*seq_positions)(void *self, const struct ns_seq *seq);
-    enum ns_code (*wave_open)(void *self, const struct ns_wave_desc *desc, struct ns_wave **out, struct ns_error *err);
+    enum ns_code (*wave_open)(void *self, const struct ns_wave_desc *desc, const struct ns_probe *probe,
+                              struct ns_wave **out, struct ns_error *err);
     enum ns_code (*wave_step)(void *self, struct ns_wave *wave, bool *done, struct ns_error *err);
     const struct ns_answer *(*wave_answers)(void *self, const struct ns_wave *wave);
     const struct ns_error *(*wave_fault)(void *self, const struct ns_wave *wave, size_t segment);

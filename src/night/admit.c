@@ -304,6 +304,8 @@ enum ns_code ns_night_board(struct ns_night *night, struct ns_error *err)
             struct ns_ride *ride = &rider->ride[i];
             if (ride->over || ride->in_sched)
                 continue;
+            if (night->options->order == NS_ORDER_SINGLE && ns_sched_items(night->sched) > 0)
+                return NS_OK;
             enum ns_code rc = ns_night_restore(night, ride, err);
             if (rc != NS_OK)
                 return rc;

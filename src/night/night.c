@@ -113,6 +113,15 @@ static void count_riders(struct ns_night *night)
         night->roster.rider[i]->facts.waves++;
 }
 
+/* The engine says what a row chose: the scheduler groups later waves by it. */
+static void hear_row(void *arg, uint32_t layer, const char *name, uint32_t row, const float *v, const uint32_t *ids,
+                     size_t n)
+{
+    (void)name, (void)v;
+    if (ids)
+        ns_sched_routing(arg, row, layer, ids, n);
+}
+
 /* Runs a planned wave and commits it. */
 static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan *plan, bool *gave_up,
                              struct ns_error *err)
@@ -120,7 +129,9 @@ static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan 
     const struct ns_machine *m = &night->model->machine;
     int64_t began_at_ms = ns_clock_wall_ms();
     struct ns_wave *wave = NULL;
-    enum ns_code rc = m->wave_open(m->self, &plan->desc, &wave, err);
+    struct ns_probe listener = {.row = hear_row, .arg = night->sched};
+    bool listens = ns_sched_wants_routing(night->sched);
+    enum ns_code rc = m->wave_open(m->self, &plan->desc, listens ? &listener : NULL, &wave, err);
     if (rc == NS_OK)
         rc = ns_night_step(night, wave, gave_up, err);
     if (rc != NS_OK || *gave_up) {
@@ -278,6 +289,20 @@ static enum ns_code finish(struct ns_night *night, enum ns_code rc, struct ns_er
     return rc;
 }
 
+static struct ns_sched_options sched_options_of(const struct ns_night_options *options)
+{
+    bool as_it_comes = options->order == NS_ORDER_FILE || options->order == NS_ORDER_SINGLE;
+    return (struct ns_sched_options){
+        .rows = options->wave_rows,
+        .alone = as_it_comes,
+        .in_order = as_it_comes,
+        .experts = options->order == NS_ORDER_AUTO      ? NS_SCHED_EXPERTS_AUTO
+                   : options->order == NS_ORDER_EXPERTS ? NS_SCHED_EXPERTS_ALWAYS
+                                                        : NS_SCHED_EXPERTS_NEVER,
+        .overtake_most = options->overtake,
+    };
+}
+
 enum ns_code ns_night_run_model(const struct ns_night_options *options, const struct ns_night_model *model,
                                 struct ns_budget *budget, struct ns_night_report *report, struct ns_error *err)
 {
@@ -297,7 +322,7 @@ enum ns_code ns_night_run_model(const struct ns_night_options *options, const st
         ns_log(NS_LOG_WARN, "the last run ended without saying so; %" PRId64 " requests taken back",
                started.taken_back);
     rc = ns_runner_bind_model(night.runner, model->dir, model->job, model->tokenizer_fingerprint, err);
-    struct ns_sched_options sched_options = {.rows = options->wave_rows, .alone = options->no_sharing};
+    struct ns_sched_options sched_options = sched_options_of(options);
     if (rc == NS_OK)
         rc = ns_sched_open(&sched_options, &model->machine, budget, &night.sched, err);
     if (rc == NS_OK)

@@ -41,6 +41,15 @@ struct ns_night_plan {
     struct ns_work work;
 };
 
+/* Who rides with whom. The answers are the same with each. */
+enum ns_night_order {
+    NS_ORDER_AUTO,    /* shared prefixes first, then experts while the disk is the limit */
+    NS_ORDER_EXPERTS, /* ... experts always */
+    NS_ORDER_PREFIX,  /* ... experts never */
+    NS_ORDER_FILE,    /* as they come; every sequence computed by itself */
+    NS_ORDER_SINGLE   /* ... and one sequence at a time */
+};
+
 /* What a run is asked to do. Strings are borrowed. */
 struct ns_night_options {
     const char *db_path;
@@ -57,7 +66,8 @@ struct ns_night_options {
     bool require_done;     /* the caller turns work left into exit 75 */
     bool takeover;
     bool single_owner;
-    bool no_sharing; /* every sequence by itself: no prefix tree (for comparison) */
+    enum ns_night_order order;
+    uint32_t overtake; /* later ones that may go before a request; 0: the scheduler's default */
     /* Called once, before the first wave; may be NULL. */
     void (*planned)(void *arg, const struct ns_night_plan *plan);
     /* Called on the driving thread after every commit and at the end; may be NULL. */

@@ -117,6 +117,14 @@ void ns_sched_routing(struct ns_sched *s, uint32_t row, uint32_t layer, const ui
     }
 }
 
+bool ns_sched_wants_routing(const struct ns_sched *s)
+{
+    if (!s->group.ready || s->options.in_order || s->options.experts == NS_SCHED_EXPERTS_NEVER || !s->wave.open)
+        return false;
+    bool no_wave_yet = s->account_all.waves == 0; /* nobody knows the limit */
+    return s->items_used > s->wave.out.items && (ns_group_active(s) || no_wave_yet);
+}
+
 /* The rows near the end of an item's path tell its topic. */
 enum ns_code ns_group_planned(struct ns_sched *s, struct ns_error *err)
 {

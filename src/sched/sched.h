@@ -161,6 +161,8 @@ void ns_sched_observe(struct ns_sched *sched, const struct ns_wave_stats *stats)
 /* From the probe: the experts that a row of the planned wave chose in one layer (row: over all rows in segment order).
  * n is at most the model's top_k. Only a sample of the layers is remembered. Never fails; costs some hundred ns. */
 void ns_sched_routing(struct ns_sched *sched, uint32_t row, uint32_t layer, const uint32_t *expert, size_t n);
+/* Is it worth telling? Only while items are left over after the planned wave and the disk is, or may be, the limit. */
+bool ns_sched_wants_routing(const struct ns_sched *sched);
 
 /* ---- account ---------------------------------------------------------------------------------------------------------- */
 

@@ -134,9 +134,10 @@ static uint32_t sim_seq_positions(void *self, const struct ns_seq *seq)
     return seq->n;
 }
 
-static enum ns_code sim_wave_open(void *self, const struct ns_wave_desc *desc, struct ns_wave **out,
-                                  struct ns_error *err)
+static enum ns_code sim_wave_open(void *self, const struct ns_wave_desc *desc, const struct ns_probe *probe,
+                                  struct ns_wave **out, struct ns_error *err)
 {
+    (void)probe; /* it tells the scheduler itself what its rows chose */
     struct sim *sim = self;
     struct ns_wave *w = &sim->wave;
     void *answer = w->answer, *topic = w->topic, *end = w->end;
@@ -289,7 +290,7 @@ static enum ns_code wave_run(struct sim *sim, const struct ns_machine *machine, 
 {
     struct ns_wave *wave;
     bool done = false;
-    enum ns_code rc = machine->wave_open(sim, &plan->desc, &wave, err);
+    enum ns_code rc = machine->wave_open(sim, &plan->desc, NULL, &wave, err);
     if (rc == NS_OK)
         rc = machine->wave_step(sim, wave, &done, err);
     struct ns_sched_outcome outcome;

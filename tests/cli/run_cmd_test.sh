@@ -126,7 +126,7 @@ head_of choice 12 >>few.jsonl
 few=$("$NIGHTSHIFT" submit -q few.jsonl)
 exits 0 "a few" run --model "$demo"
 answers "$few" >few.want
-for how in "--no-sharing" "--threads 1" "--isa ref" "--wave-rows 7" "--memory 200M"; do
+for how in "--threads 1" "--isa ref" "--wave-rows 7" "--memory 200M"; do
     fresh_queue
     few=$("$NIGHTSHIFT" submit -q few.jsonl)
     # shellcheck disable=SC2086

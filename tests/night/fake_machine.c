@@ -99,10 +99,11 @@ static uint32_t fake_seq_positions(void *self, const struct ns_seq *seq)
     return seq->n;
 }
 
-static enum ns_code fake_wave_open(void *self, const struct ns_wave_desc *desc, struct ns_wave **out,
-                                   struct ns_error *err)
+static enum ns_code fake_wave_open(void *self, const struct ns_wave_desc *desc, const struct ns_probe *probe,
+                                   struct ns_wave **out, struct ns_error *err)
 {
-    (void)self;
+    struct fake_machine *fake = self;
+    fake->listened += probe != NULL;
     struct ns_wave *wave = calloc(1, sizeof *wave);
     if (!wave)
         return ns_error_set(err, NS_BUDGET, "no memory");
@@ -112,6 +113,14 @@ static enum ns_code fake_wave_open(void *self, const struct ns_wave_desc *desc, 
     wave->end_hash = calloc(desc->n_segments, sizeof *wave->end_hash);
     wave->end_n = calloc(desc->n_segments, sizeof *wave->end_n);
     wave->sick = calloc(desc->n_segments, sizeof *wave->sick);
+    uint32_t row = 0;
+    for (size_t s = 0; probe && s < desc->n_segments; s++)
+        for (uint32_t i = 0; i < desc->segment[s].n; i++, row++) {
+            uint32_t id[2] = {desc->segment[s].token[i] % 7, 7 + desc->segment[s].token[i] % 9};
+            float weight[2] = {1, 1};
+            probe->row(probe->arg, 1, "ffn_in", row, weight, NULL, 2);
+            probe->row(probe->arg, 1, "routed", row, weight, id, 2);
+        }
     *out = wave;
     return NS_OK;
 }

@@ -13,8 +13,9 @@ struct fake_machine {
     size_t state_used;
     uint64_t fail_at_wave; /* that wave ends with NS_IO; 0: never */
     uint64_t waves;
-    uint32_t poison; /* a sequence that contains this token kills the process; NS_NO_TOKEN: none */
-    uint32_t sick;   /* a segment that contains this token fails with NS_NONFINITE; NS_NO_TOKEN: none */
+    uint64_t listened; /* waves that were opened with a probe: it is told experts made of the tokens */
+    uint32_t poison;   /* a sequence that contains this token kills the process; NS_NO_TOKEN: none */
+    uint32_t sick;     /* a segment that contains this token fails with NS_NONFINITE; NS_NO_TOKEN: none */
     void (*on_step)(struct fake_machine *fake);
 };
 

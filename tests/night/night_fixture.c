@@ -167,8 +167,10 @@ enum ns_code night_fixture_run(struct night_fixture *f, struct fake_machine *fak
         .job = &job,
         .dir = f->dir,
         .tokenizer_fingerprint = "none",
+        .numbers = f->numbers,
     };
-    struct ns_night_options options = {.db_path = f->db, .model_dir = f->dir, .wave_rows = rows, .once = once};
+    struct ns_night_options options = {
+        .db_path = f->db, .model_dir = f->dir, .wave_rows = rows, .once = once, .order = f->order};
     return ns_night_run_model(&options, &model, &f->budget, report, err);
 }
 

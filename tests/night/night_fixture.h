@@ -9,6 +9,8 @@
 struct night_fixture {
     char dir[64], db[96], jobs[96];
     struct ns_budget budget;
+    enum ns_night_order order; /* of the runs; 0 by default */
+    struct ns_sched_model numbers;
 };
 
 void night_fixture_open(struct night_fixture *f);

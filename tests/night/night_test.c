@@ -199,6 +199,36 @@ static void c55_nothing_left_to_do(void **state)
     assert_int_equal(again.done, 10);
 }
 
+/* Every order gives the same answers; the engine is listened to only where grouping by experts is to be decided. */
+static void order_does_not_show(void **state)
+{
+    struct night_fixture *f = *state;
+    struct night_tally want, got;
+    night_fixture_submit(f, 21, 40);
+    run_to_end(f, 64, &want);
+    f->numbers = (struct ns_sched_model){.n_moe_layers = 4, .n_experts = 16, .top_k = 2, .expert_bytes = 1000};
+    for (enum ns_night_order order = NS_ORDER_AUTO; order <= NS_ORDER_SINGLE; order++) {
+        struct fake_machine fake;
+        struct ns_night_report report;
+        struct ns_error err = {0};
+        fake_machine_init(&fake);
+        fake.state_bytes = order == NS_ORDER_EXPERTS ? (size_t)1 << 20 : fake.state_bytes;
+        f->order = order;
+        night_fixture_new_queue(f);
+        night_fixture_submit(f, 21, 40);
+        assert_int_equal(night_fixture_run(f, &fake, 16, false, &report, &err), NS_OK);
+        night_fixture_check(f);
+        night_fixture_tally(f, &got);
+        assert_memory_equal(got.digest, want.digest, sizeof want.digest);
+        if (order == NS_ORDER_EXPERTS)
+            assert_true(fake.listened > 10);
+        else if (order == NS_ORDER_AUTO)
+            assert_int_equal(fake.listened, 1); /* the first wave says that the disk is not the limit */
+        else
+            assert_int_equal(fake.listened, 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -209,6 +239,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(sick_rows_fail_their_request_alone, setup, teardown),
         cmocka_unit_test_setup_teardown(tokens_are_those_of_the_machine, setup, teardown),
         cmocka_unit_test_setup_teardown(c55_nothing_left_to_do, setup, teardown),
+        cmocka_unit_test_setup_teardown(order_does_not_show, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -86,7 +86,7 @@ static bool serve(struct hall *h)
         return false;
     struct ns_wave *wave;
     bool done = false;
-    assert_int_equal(h->machine.wave_open(&h->m, &plan.desc, &wave, NULL), NS_OK);
+    assert_int_equal(h->machine.wave_open(&h->m, &plan.desc, NULL, &wave, NULL), NS_OK);
     while (!done)
         assert_int_equal(h->machine.wave_step(&h->m, wave, &done, NULL), NS_OK);
     struct ns_sched_outcome o;

@@ -151,8 +151,10 @@ static void check_desc(struct hash_machine *m, const struct ns_wave_desc *d)
     m->wave_segments = (uint32_t)d->n_segments;
 }
 
-static enum ns_code wave_open(void *self, const struct ns_wave_desc *desc, struct ns_wave **out, struct ns_error *err)
+static enum ns_code wave_open(void *self, const struct ns_wave_desc *desc, const struct ns_probe *probe,
+                              struct ns_wave **out, struct ns_error *err)
 {
+    (void)probe;
     (void)err;
     struct hash_machine *m = self;
     assert_null(m->wave);

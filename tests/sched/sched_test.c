@@ -137,7 +137,7 @@ static bool wave_run(struct world *w)
     assert_true(plan.rows <= plan.rows_most);
     assert_int_equal(plan.rows, plan.rows_decode + plan.rows_prefill + plan.rows_score + plan.rows_replay);
     struct ns_wave *wave;
-    assert_int_equal(w->machine.wave_open(w->machine.self, &plan.desc, &wave, &err), NS_OK);
+    assert_int_equal(w->machine.wave_open(w->machine.self, &plan.desc, NULL, &wave, &err), NS_OK);
     assert_int_equal(w->m.wave_rows, plan.rows);
     bool done = false;
     while (rc == NS_OK && !done)
