@@ -206,6 +206,7 @@ enum ns_code ns_cmd_plan(struct ns_cli *cli, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
     struct ns_night_options options = {
+        .db_path = ns_given(cli, NS_OPT_DB) || ns_path_exists(cli->db_path) ? cli->db_path : NULL,
         .model_dir = args->text[NS_OPT_MODEL],
         .memory_bytes = args->number[NS_OPT_MEMORY],
         .n_threads = (unsigned)args->number[NS_OPT_THREADS],

@@ -1,5 +1,8 @@
-/* cmd_simulate.c - what keeping experts in memory would be worth: recorded routing replayed under four policies. */
+/* cmd_simulate.c - what keeping experts in memory would be worth: recorded routing replayed under four policies. With
+ * --queue: what each order of the scheduler would be worth for the requests that wait (simqueue.c). */
 #include "cli/commands.h"
+
+#include "cli/simqueue.h"
 
 #include "store/store.h"
 #include "sys/sys.h"
@@ -204,18 +207,52 @@ static enum ns_code replay_all(struct ns_cli *cli, const struct trace_file *f, s
     return rc;
 }
 
+/* The trace in the form of the scheduler's simulation. */
+static enum ns_code routing_of(const struct trace_file *f, struct ns_sim_routing *out, uint16_t **expert,
+                               struct ns_error *err)
+{
+    const struct ns_trace *t = &f->trace;
+    size_t n = (size_t)t->n_tokens * t->n_layers * t->top_k;
+    if (t->n_experts > UINT16_MAX)
+        return ns_error_set(err, NS_INPUT, "a trace of %" PRIu32 " experts: at most %d can be simulated", t->n_experts,
+                            UINT16_MAX);
+    uint16_t *copy = ns_budget_take(f->budget, n * sizeof *copy, err);
+    if (!copy)
+        return NS_BUDGET;
+    for (size_t i = 0; i < n; i++)
+        copy[i] = (uint16_t)f->id[i];
+    *expert = copy;
+    *out = (struct ns_sim_routing){
+        .n_layers = t->n_layers, .n_experts = t->n_experts, .top_k = t->top_k, .n_tokens = t->n_tokens, .expert = copy};
+    return NS_OK;
+}
+
+static enum ns_code simulate_queue(struct ns_cli *cli, const struct trace_file *f, struct ns_error *err)
+{
+    struct ns_sim_routing routing;
+    uint16_t *expert = NULL;
+    if (!f->id)
+        return ns_simulate_queue(cli, NULL, "made up", err);
+    enum ns_code rc = routing_of(f, &routing, &expert, err);
+    if (rc == NS_OK)
+        rc = ns_simulate_queue(cli, &routing, f->model[0] ? f->model : "recorded", err);
+    ns_budget_give(f->budget, expert);
+    return rc;
+}
+
 enum ns_code ns_cmd_simulate(struct ns_cli *cli, struct ns_error *err)
 {
-    if (cli->args.n_operands == 0) {
-        ns_hint(cli, "name a file of recorded routing");
+    bool queue = ns_given(cli, NS_OPT_QUEUE), has_trace = cli->args.n_operands > 0;
+    if (!has_trace && !queue) {
+        ns_hint(cli, "name a file of recorded routing, or say --queue");
         return ns_error_set(err, NS_USAGE, "nothing to simulate");
     }
     struct ns_budget budget;
     ns_budget_init(&budget, "simulation", MEMORY_BYTES);
     struct trace_file f = {.budget = &budget};
-    enum ns_code rc = open_trace(cli->args.operand[0], &f, err);
+    enum ns_code rc = has_trace ? open_trace(cli->args.operand[0], &f, err) : NS_OK;
     if (rc == NS_OK)
-        rc = replay_all(cli, &f, err);
+        rc = queue ? simulate_queue(cli, &f, err) : replay_all(cli, &f, err);
     ns_budget_give(&budget, f.id);
     ns_budget_fini(&budget);
     return rc;

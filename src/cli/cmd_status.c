@@ -55,6 +55,26 @@ static enum ns_code read_eta(struct ns_queue *queue, const struct ns_queue_statu
     return NS_OK;
 }
 
+/* The account of the last run, as its last wave left it. */
+struct account {
+    struct ns_json *doc; /* detail of that wave, owned; NULL: no wave yet */
+};
+
+static enum ns_code keep_detail(void *arg, const struct ns_wave_info *wave, struct ns_error *err)
+{
+    struct account *a = arg;
+    const char *text = wave->record.detail ? wave->record.detail : "{}";
+    ns_json_free(a->doc);
+    a->doc = NULL;
+    return ns_json_parse(text, strlen(text), &a->doc, err);
+}
+
+static double sum_of(const struct account *a, const char *name)
+{
+    double v = 0;
+    return ns_json_number(ns_json_find(ns_json_find(a->doc, "job"), name), &v) ? v : 0;
+}
+
 static double per_second(int64_t n, int64_t ms)
 {
     return ms > 0 ? 1000.0 * (double)n / (double)ms : 0;
@@ -106,8 +126,18 @@ static void waves_json(struct ns_answer_json *a, const struct ns_queue_status *s
     ns_json_close_object(&a->w);
 }
 
+static void account_json(struct ns_answer_json *a, const struct account *account)
+{
+    const struct ns_json *job = ns_json_find(account->doc, "job");
+    ns_json_put_key(&a->w, "account");
+    if (job)
+        ns_json_put_value(&a->w, job);
+    else
+        ns_json_put_null(&a->w);
+}
+
 static enum ns_code say_json(struct ns_cli *cli, const struct ns_queue_status *s, const struct eta *eta,
-                             struct ns_error *err)
+                             const struct account *account, struct ns_error *err)
 {
     struct ns_answer_json a;
     char now[24];
@@ -137,6 +167,7 @@ static enum ns_code say_json(struct ns_cli *cli, const struct ns_queue_status *s
     ns_answer_int(&a, "prompt_tokens", s->prompt_tokens);
     ns_answer_int(&a, "completion_tokens", s->completion_tokens);
     waves_json(&a, s);
+    account_json(&a, account);
     ns_json_put_key(&a.w, "eta_s");
     if (eta->known) {
         ns_json_open_array(&a.w);
@@ -205,7 +236,30 @@ static void say_waves(struct ns_cli *cli, const struct ns_queue_status *s, const
         ns_say(cli, "left      unknown before the third wave\n");
 }
 
-static void say_text(struct ns_cli *cli, const struct ns_queue_status *s, const struct eta *eta)
+/* What the waves saved, and how near they came to what nobody could go below. */
+static void say_account(struct ns_cli *cli, const struct account *a)
+{
+    double rows = sum_of(a, "rows"), alone = sum_of(a, "alone_rows"), bound = sum_of(a, "bound_s");
+    double read =
+        sum_of(a, "trunk_bytes") + sum_of(a, "head_bytes") + sum_of(a, "embed_bytes") + sum_of(a, "expert_bytes");
+    char size[16], span[24];
+    if (rows <= 0)
+        return;
+    ns_size_text((uint64_t)sum_of(a, "alone_bytes"), size);
+    ns_say(cli, "saved     %.0f rows by prefixes, %.0f by equals; one prompt at a time: %.0f rows and %s",
+           sum_of(a, "rows_saved_by_prefix"), sum_of(a, "rows_saved_by_same"), alone, size);
+    if (read > 0)
+        ns_say(cli, ", %.1f times the bytes", sum_of(a, "alone_bytes") / read);
+    ns_say(cli, "\n");
+    if (bound <= 0)
+        return;
+    ns_span_text(bound, span);
+    ns_say(cli, "bound     %s (%s), achieved / bound %.2f\n", span,
+           sum_of(a, "bound_disk_s") > sum_of(a, "bound_compute_s") ? "disk" : "compute", sum_of(a, "achieved"));
+}
+
+static void say_text(struct ns_cli *cli, const struct ns_queue_status *s, const struct eta *eta,
+                     const struct account *account)
 {
     ns_say(cli, "requests  %" PRId64 ": ", s->total);
     ns_say(cli, "%" PRId64 " queued, %" PRId64 " running, ", s->queued, s->running);
@@ -224,6 +278,7 @@ static void say_text(struct ns_cli *cli, const struct ns_queue_status *s, const 
     ns_say(cli, "tokens    %" PRId64 " in, %" PRId64 " out\n", s->prompt_tokens, s->completion_tokens);
     say_runner(cli, s);
     say_waves(cli, s, eta);
+    say_account(cli, account);
 }
 
 static enum ns_code add_row(void *arg, const struct ns_batch_info *b, struct ns_error *err)
@@ -261,14 +316,19 @@ static enum ns_code say_once(struct ns_cli *cli, struct ns_queue *queue, int64_t
                              struct ns_error *err)
 {
     struct eta eta;
+    struct account account = {0};
     enum ns_code rc = ns_queue_status_read(queue, batch, s, err);
     if (rc == NS_OK)
         rc = read_eta(queue, s, &eta, err);
-    if (rc != NS_OK)
+    if (rc == NS_OK)
+        rc = ns_queue_each_wave(queue, 0, 1, keep_detail, &account, err);
+    if (rc == NS_OK && cli->json)
+        rc = say_json(cli, s, &eta, &account, err);
+    else if (rc == NS_OK)
+        say_text(cli, s, &eta, &account);
+    ns_json_free(account.doc);
+    if (rc != NS_OK || cli->json)
         return rc;
-    if (cli->json)
-        return say_json(cli, s, &eta, err);
-    say_text(cli, s, &eta);
     return ns_given(cli, NS_OPT_FOLLOW) ? NS_OK : say_batches(cli, queue, batch, err);
 }
 

@@ -9,11 +9,14 @@ struct ns_range {
     double low, high;
 };
 
+struct ns_rates {
+    double disk_bytes_per_s, fma_per_s;
+    const char *disk_source, *fma_source; /* "measured", "given" or what was assumed */
+    bool is_small;                        /* the model has fewer bytes than were worth a measurement */
+};
+
 struct ns_outlook {
-    struct {
-        double disk_bytes_per_s, fma_per_s;
-        const char *disk_source, *fma_source; /* "measured", "given" or what was assumed */
-    } rates;
+    struct ns_rates rates;
 
     struct {
         uint32_t rows;
@@ -35,6 +38,13 @@ struct ns_outlook {
     } past;
 };
 
+/* The share of the multiply-add peak that a wave of many rows reaches; bench kernels tells the real one. */
+extern const double ns_usual_share;
+
+/* What the machine can do at most: bytes read and multiply-adds a second. Given by --disk-rate and --compute-rate, else
+ * measured for two seconds; a model below least_bytes is not worth that, and rates that are not given stay 0. */
+NS_MUST_CHECK enum ns_code ns_rates_read(struct ns_cli *cli, const struct ns_night_options *options,
+                                         uint64_t least_bytes, struct ns_rates *out, struct ns_error *err);
 /* Measures the machine for a few seconds unless --disk-rate and --compute-rate say how fast it is; reads the queue when
  * there is one. */
 NS_MUST_CHECK enum ns_code ns_outlook_read(struct ns_cli *cli, const struct ns_night_options *options,

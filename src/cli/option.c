@@ -83,12 +83,16 @@ const struct ns_verb ns_verbs[] = {
      "kernels measures each kernel, or those whose name contains KERNEL, against the peak of this processor in the same "
      "run; disk measures direct reads of the model's files.",
      "nightshift bench kernels\nnightshift bench kernels mxfp4 --threads 1 --json\nnightshift bench disk --model /models/kimi-k3"},
-    {"simulate", "look into", "[TRACE]", 0, 1, 0,
-     "replay recorded routing under several cache policies",
+    {"simulate", "look into", "[TRACE]", 0, 1, NS_VERB_COMPUTES,
+     "replay recorded routing, or the queue under every order",
      "Cuts a trace of expert choices (one JSON line a token) into waves and counts how many of the experts that a wave "
      "asks for would be found in memory: under LRU, under LFU, under the ranked policy that a run uses, and under the "
-     "best that could be done by who knew the future.",
-     "nightshift simulate trace.jsonl\nnightshift simulate --queue"},
+     "best that could be done by who knew the future.\n\n"
+     "With --queue: runs the requests that wait through the scheduler without the model, one prompt at a time, in file "
+     "order, grouped by prefix, and by prefix and experts, and prints waves, bytes and hours of each. Which experts a "
+     "token would choose is taken from the trace, or made up without one.",
+     "nightshift simulate trace.jsonl\nnightshift simulate --queue --model jobs/demo\n"
+     "nightshift simulate --queue --model /models/kimi-k3 --memory 8G --disk-rate 3G"},
     {"cancel", "change", "[ID]...", 0, SIZE_MAX, 0,
      "cancel batches or requests",
      "Waiting requests end at once, running ones at the next wave; what is finished stays. Cancelling something that "
@@ -149,8 +153,8 @@ const struct ns_option ns_options[] = {
     {NS_OPT_PRIORITY, "priority", 'p', NS_ARG_TEXT, "0..9|high|normal|low", "submit",
      "class of the batch, 0 first; high is 2, normal 5, low 8"},
     {NS_OPT_HOLD, "hold", 0, NS_ARG_NONE, NULL, "submit", "do not start it before it is released"},
-    {NS_OPT_MODEL, "model", 'm', NS_ARG_TEXT, "DIR", "run plan bench", "directory of the checkpoint"},
-    {NS_OPT_MEMORY, "memory", 'M', NS_ARG_SIZE, "SIZE", "run plan bench",
+    {NS_OPT_MODEL, "model", 'm', NS_ARG_TEXT, "DIR", "run plan bench simulate", "directory of the checkpoint"},
+    {NS_OPT_MEMORY, "memory", 'M', NS_ARG_SIZE, "SIZE", "run plan bench simulate",
      "ceiling of memory, as 8G or 512Mi (default: what is free, less a margin)"},
     {NS_OPT_THREADS, "threads", 't', NS_ARG_NUMBER, "N", "run plan bench", "compute threads (default: physical cores)"},
     {NS_OPT_ISA, "isa", 0, NS_ARG_CHOICE, "ref|avx2|avx512|neon", "run plan bench",
@@ -160,8 +164,9 @@ const struct ns_option ns_options[] = {
     {NS_OPT_LAYERS, "layers", 0, NS_ARG_NUMBER, "N", "run plan",
      "diagnosis: run the first N layers only; the answers are not the model's"},
     {NS_OPT_ROWS, "rows", 0, NS_ARG_NUMBER, "N", "plan simulate", "assume waves of N rows"},
-    {NS_OPT_DISK_RATE, "disk-rate", 0, NS_ARG_SIZE, "SIZE", "plan", "bytes read a second, instead of measuring"},
-    {NS_OPT_COMPUTE_RATE, "compute-rate", 0, NS_ARG_NUMBER, "N", "plan",
+    {NS_OPT_DISK_RATE, "disk-rate", 0, NS_ARG_SIZE, "SIZE", "plan run simulate",
+     "bytes read a second, instead of measuring"},
+    {NS_OPT_COMPUTE_RATE, "compute-rate", 0, NS_ARG_NUMBER, "N", "plan run simulate",
      "giga multiply-adds a second, instead of measuring"},
     {NS_OPT_ONCE, "once", 0, NS_ARG_NONE, NULL, "run", "end after one wave"},
     {NS_OPT_KEEP, "keep", 0, NS_ARG_NONE, NULL, "run", "stay when the queue is empty and wait for more"},
@@ -169,6 +174,7 @@ const struct ns_option ns_options[] = {
     {NS_OPT_REQUIRE_DONE, "require-done", 0, NS_ARG_NONE, NULL, "run", "exit 75 when work is left"},
     {NS_OPT_SINGLE_OWNER, "single-owner", 0, NS_ARG_NONE, NULL, "run",
      "insist on a network file system; nobody else may open the queue"},
+    {NS_OPT_QUEUE, "queue", 0, NS_ARG_NONE, NULL, "simulate", "plan the waiting requests without the model"},
     {NS_OPT_WAVE_ORDER, "order", 0, NS_ARG_CHOICE, "auto|experts|prefix|file|single", "run",
      "who rides together: by prefix and, where the disk is the limit, by experts (auto); always by both; by prefix; as "
      "they come, each prompt by itself; one prompt at a time. The answers are the same"},

@@ -229,6 +229,8 @@ struct ns_measure {
  * reference up to 16 rows of its larger kernels. About 0.7 GB from budget. Errors: NS_BUDGET. */
 NS_MUST_CHECK enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget *budget, ns_rate_fn each,
                                               void *arg, struct ns_error *err);
+/* The peak at this moment, with k's instruction set and threads, in multiply-adds a nanosecond: some milliseconds. */
+double ns_kernels_peak(const struct ns_kernels *k);
 
 /* ---- vmath (vmath.c): the scalar definitions, stated worst error in ulp in the .c file --------------------------------- */
 

@@ -58,6 +58,11 @@ static double fma_rate(const struct ns_kernels *k)
     }
 }
 
+double ns_kernels_peak(const struct ns_kernels *k)
+{
+    return fma_rate(k);
+}
+
 /* bytes a nanosecond, from a part of the weights that changes with every call */
 static double read_rate(const struct ns_kernels *k, struct ns_bench *bench)
 {

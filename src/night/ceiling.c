@@ -146,6 +146,23 @@ void ns_ceiling_engine_options(const struct ns_night_options *options, struct ns
     };
 }
 
+enum ns_code ns_ceiling_size(const struct ns_night_options *options, struct ns_ceiling *ceiling,
+                             struct ns_engine_options *out, struct ns_error *err)
+{
+    struct ns_appetite appetite;
+    struct ns_plan plan;
+    struct ns_work work;
+    ns_ceiling_engine_options(options, out);
+    if (!options->db_path || options->keep)
+        return NS_OK; /* who knows what will come */
+    if (ns_appetite_read(options->db_path, &ceiling->desk, &appetite, NULL) != NS_OK)
+        return NS_OK; /* whoever opens the queue in earnest says why */
+    enum ns_code rc = ns_plan_read(options->model_dir, out, &ceiling->model, &plan, &work, err);
+    if (rc == NS_OK)
+        ns_size_memory(&plan, &work, &appetite, options, out);
+    return rc;
+}
+
 /* The engine's plan with more memory than any machine has: its floor does not depend on the ceiling. */
 static enum ns_code read_floor(const struct ns_night_options *options, size_t *floor, struct ns_error *err)
 {
@@ -197,11 +214,12 @@ enum ns_code ns_night_plan(const struct ns_night_options *options, struct ns_nig
     enum ns_code rc = read_floor(options, &out->floor_bytes, err);
     if (rc != NS_OK)
         return rc;
-    ns_ceiling_engine_options(options, &engine_options);
     rc = ns_ceiling_open(options, &ceiling, NULL);
     out->ceiling_bytes = ceiling.view.ceiling_bytes;
     if (out->ceiling_bytes < out->floor_bytes)
         rc = say_floor(out->ceiling_bytes, out->floor_bytes, err);
+    if (rc == NS_OK)
+        rc = ns_ceiling_size(options, &ceiling, &engine_options, err);
     if (rc == NS_OK)
         rc = ns_plan_read(options->model_dir, &engine_options, &ceiling.model, &plan, &out->work, err);
     if (rc == NS_OK)

@@ -45,7 +45,8 @@ static enum ns_code open_all(const struct ns_night_options *options, struct open
     if (rc == NS_OK)
         rc = ns_ceiling_mark(options, &o->ceiling, err);
     struct ns_engine_options engine_options;
-    ns_ceiling_engine_options(options, &engine_options);
+    if (rc == NS_OK)
+        rc = ns_ceiling_size(options, &o->ceiling, &engine_options, err);
     if (rc == NS_OK)
         rc = ns_engine_open(options->model_dir, &engine_options, &o->ceiling.model, &o->engine, err);
     if (rc == NS_BUDGET)
@@ -77,6 +78,8 @@ enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_nigh
             .engine = o.engine,
         };
         model.numbers.memory_bytes = o.ceiling.root.limit_bytes;
+        model.numbers.read_rate = options->read_rate;
+        model.numbers.fma_rate = options->fma_rate;
         rc = ns_night_run_model(options, &model, &o.ceiling.desk, report, err);
     }
     close_all(&o);

@@ -86,11 +86,12 @@ static enum ns_code commit_wave(struct ns_night *night, const struct ns_sched_pl
                                 const struct ns_wave_stats *stats, int64_t began_at_ms, uint32_t n_tokens,
                                 struct ns_error *err)
 {
-    struct ns_sched_account account;
+    struct ns_sched_account account, job;
     ns_sched_account_wave(night->sched, &account);
+    ns_sched_account_all(night->sched, &job);
     struct ns_text detail;
     ns_text_init(&detail, night->budget);
-    ns_wave_detail(&detail, &account, plan);
+    ns_wave_detail(&detail, &account, &job, plan);
     struct ns_wave_record record = ns_night_record(night, stats, kind_of(plan), began_at_ms, plan->items, n_tokens,
                                                    ns_text_ok(&detail) ? detail.data : NULL);
     record.state_bytes = account.state_bytes;

@@ -67,7 +67,8 @@ struct ns_night_options {
     bool takeover;
     bool single_owner;
     enum ns_night_order order;
-    uint32_t overtake; /* later ones that may go before a request; 0: the scheduler's default */
+    double read_rate, fma_rate; /* bytes and multiply-adds a second that the machine can do; 0: not known */
+    uint32_t overtake;          /* later ones that may go before a request; 0: the scheduler's default */
     /* Called once, before the first wave; may be NULL. */
     void (*planned)(void *arg, const struct ns_night_plan *plan);
     /* Called on the driving thread after every commit and at the end; may be NULL. */

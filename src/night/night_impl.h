@@ -133,7 +133,8 @@ NS_MUST_CHECK enum ns_code ns_night_conclude(struct ns_night *night, struct ns_r
 NS_MUST_CHECK enum ns_code ns_night_fail(struct ns_night *night, struct ns_rider *rider,
                                          const struct ns_refusal *refusal, const char *context, struct ns_error *err);
 
-/* wave_detail.c: the account of a wave as JSON. */
-void ns_wave_detail(struct ns_text *out, const struct ns_sched_account *account, const struct ns_sched_plan *plan);
+/* wave_detail.c: the account of a wave as JSON, that of the run so far under "job". */
+void ns_wave_detail(struct ns_text *out, const struct ns_sched_account *wave, const struct ns_sched_account *job,
+                    const struct ns_sched_plan *plan);
 
 #endif

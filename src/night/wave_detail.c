@@ -1,4 +1,4 @@
-/* wave_detail.c - the account of a wave as the JSON object that waves.detail keeps. */
+/* wave_detail.c - the account of a wave, and of the run so far, as the JSON object that waves.detail keeps. */
 #include "night/night_impl.h"
 
 #include <math.h>
@@ -14,11 +14,10 @@ static void put_real(struct ns_text *out, const char *name, double v)
         ns_text_format(out, "%s\"%s\":%.6g", out->n > 1 ? "," : "", name, v);
 }
 
-void ns_wave_detail(struct ns_text *out, const struct ns_sched_account *a, const struct ns_sched_plan *plan)
+/* The members that a wave and a whole job have in common. */
+static void put_account(struct ns_text *out, const struct ns_sched_account *a)
 {
-    ns_text_puts(out, "{");
     put_u64(out, "rows", a->rows);
-    put_u64(out, "rows_most", plan->rows_most);
     put_u64(out, "rows_decode", a->rows_decode);
     put_u64(out, "rows_prefill", a->rows_prefill);
     put_u64(out, "rows_score", a->rows_score);
@@ -45,8 +44,22 @@ void ns_wave_detail(struct ns_text *out, const struct ns_sched_account *a, const
     put_real(out, "stall_s", (double)a->stall_ns * 1e-9);
     put_real(out, "wall_s", (double)a->wall_ns * 1e-9);
     put_real(out, "plan_s", (double)a->plan_ns * 1e-9);
+    put_real(out, "bound_disk_s", a->bound_disk_s);
+    put_real(out, "bound_compute_s", a->bound_compute_s);
     put_real(out, "bound_s", a->bound_s);
     put_real(out, "achieved", a->achieved);
     put_real(out, "overlap", a->overlap);
-    ns_text_format(out, ",\"bound_by\":\"%s\"}", ns_sched_bound_name(a->bound));
+    ns_text_format(out, ",\"bound_by\":\"%s\"", ns_sched_bound_name(a->bound));
+}
+
+void ns_wave_detail(struct ns_text *out, const struct ns_sched_account *wave, const struct ns_sched_account *job,
+                    const struct ns_sched_plan *plan)
+{
+    ns_text_puts(out, "{");
+    put_account(out, wave);
+    put_u64(out, "rows_most", plan->rows_most);
+    ns_text_puts(out, ",\"job\":");
+    ns_text_format(out, "{\"waves\":%" PRIu64, job->waves);
+    put_account(out, job);
+    ns_text_puts(out, "}}");
 }

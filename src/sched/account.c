@@ -7,8 +7,9 @@
  *          bytes          everything once for the first pass, and again for each further token of the longest generation,
  *                         less what memory can keep: a generation's next token is known only after the pass before it
  *        The number of experts in a pass is the measured share of what even, independent choices would touch.
- * ROWS   A wave grows until compute is the limit: B* = disk seconds of a wave / compute seconds of a row. A bigger wave
- *        only delays results and loses more in a crash. Growth is at most twofold from wave to wave. */
+ * ROWS   A wave grows until compute is the limit: B* = disk seconds of a wave / compute seconds of a row, and half as many
+ *        again, because a disk is not always as fast as in the last wave; and until an expert has 128 rows on average, because
+ *        every product unpacks its weights anew. A bigger wave only delays results and loses more in a crash. Growth is at most twofold from wave to wave; where rates are known, the first wave is that large. */
 #include "sched/sched_impl.h"
 
 #include <math.h>
@@ -42,6 +43,10 @@ double ns_account_pass_bytes(const struct ns_sched_model *m, double rows, double
 
 /* ---- the size of a wave ----------------------------------------------------------------------------------------------- */
 
+static const double beyond_balance = 1.5;
+static const double rows_of_expert = 128;
+static const double usual_share = 0.65; /* of the machine's multiply-adds that a wave reaches */
+
 static uint32_t rows_clamp(const struct ns_sched *s, double rows)
 {
     double most = s->options.rows_most, least = s->options.rows_least;
@@ -60,6 +65,13 @@ uint32_t ns_account_rows(const struct ns_sched *s)
     return s->options.rows > 0 ? s->options.rows : s->rows_auto;
 }
 
+/* Rows with which an expert has so many that unpacking its weights costs little beside their products. */
+static double rows_full(const struct ns_sched *s)
+{
+    const struct ns_sched_model *m = &s->model;
+    return s->has_model && m->top_k > 0 ? rows_of_expert * (double)m->n_experts / m->top_k : 0;
+}
+
 /* Moving averages of both sides of the balance; a nearly empty wave says little about either. */
 static void rows_learn(struct ns_sched *s, const struct ns_wave_stats *stats)
 {
@@ -71,9 +83,9 @@ static void rows_learn(struct ns_sched *s, const struct ns_wave_stats *stats)
         weight = 1;
     s->wave_disk_s += weight * (disk - s->wave_disk_s);
     s->row_compute_s += weight * (row - s->row_compute_s);
-    double balance = 1.1 * s->wave_disk_s / s->row_compute_s;
+    double wish = greater(beyond_balance * s->wave_disk_s / s->row_compute_s, rows_full(s));
     double most = 2.0 * s->rows_auto;
-    s->rows_auto = rows_clamp(s, balance < most ? balance : most);
+    s->rows_auto = rows_clamp(s, wish < most ? wish : most);
     s->io_bound = stats->store.disk_ns > stats->compute_ns;
 }
 
@@ -210,6 +222,11 @@ void ns_sched_set_model(struct ns_sched *s, const struct ns_sched_model *model)
 {
     s->model = *model;
     s->has_model = true;
+    if (model->read_rate <= 0 || model->fma_rate <= 0 || s->account_all.waves > 0)
+        return;
+    double disk = ns_account_pass_bytes(model, s->options.rows_most, 1) / model->read_rate;
+    double wish = beyond_balance * disk * usual_share * model->fma_rate / model->fma_row;
+    s->rows_auto = rows_clamp(s, greater(wish, rows_full(s)));
 }
 
 /* Multiply-adds from the shapes; the small vectors (norms, gates, convolutions) are left out. */

@@ -167,6 +167,60 @@ static void nobody_is_overtaken_more_often(void **state)
     assert_true(grouped < plain);
 }
 
+/* T14: 1,000 arrivals of every class, up to five days old when they come, an hour between waves. Within a batch and class
+ * nobody is overtaken by more than 64 that came after him and are no older; everybody is served, the better classes
+ * sooner, and an old one of a bad class before a young one. */
+static void classes_ages_and_the_limit(void **state)
+{
+    (void)state;
+    struct ns_sched_options options = {.rows = 256};
+    for (uint64_t seed = 1; seed <= 8; seed++) {
+        struct hall *h = hall_new(seed);
+        uint64_t wait[2] = {0}, aged[2] = {0};
+        uint32_t n[2] = {0}, n_aged[2] = {0}, worst = 0;
+        hall_open(h, &options);
+        h->now_ms = 10 * (int64_t)DAY_MS;
+        for (; h->n < ITEMS || ns_sched_items(h->s) > 0; h->now_ms += DAY_MS / 24) {
+            for (uint32_t k = rng_below(&h->rng, 60); k > 0 && h->n < ITEMS; k--) {
+                int64_t age = rng_below(&h->rng, 2) ? (int64_t)rng_below(&h->rng, 5 * 24) * (DAY_MS / 24) : 0;
+                struct fair_item it = {.n = 34 + rng_below(&h->rng, 8), .group = 1 + rng_below(&h->rng, 20)};
+                it.batch = rng_below(&h->rng, 3);
+                it.priority = rng_below(&h->rng, 10);
+                it.enqueued_ms = h->now_ms - age;
+                arrive(h, it, 30);
+            }
+            serve(h);
+        }
+        for (uint32_t i = 0; i < h->n; i++) {
+            const struct fair_item *a = &h->item[i];
+            uint32_t over = 0;
+            assert_true(a->served > 0);
+            for (uint32_t k = i + 1; k < h->n; k++) {
+                const struct fair_item *b = &h->item[k];
+                over += a->batch == b->batch && a->priority == b->priority && b->enqueued_ms >= a->enqueued_ms &&
+                        b->served < a->served;
+            }
+            worst = over > worst ? over : worst;
+            if (a->priority <= 2 || a->priority >= 7) {
+                wait[a->priority >= 7] += a->served - a->came;
+                n[a->priority >= 7]++;
+            }
+            if (a->priority >= 7) {
+                int64_t came_ms = 10 * (int64_t)DAY_MS + (int64_t)(a->came - 1) * (DAY_MS / 24);
+                bool old = came_ms - a->enqueued_ms > (int64_t)DAY_MS * 3; /* three classes better */
+                aged[old] += a->served - a->came;
+                n_aged[old]++;
+            }
+        }
+        assert_true(worst <= 64);
+        assert_true(n[0] > 100 && n[1] > 100);
+        assert_true(wait[0] * n[1] < wait[1] * n[0]);
+        if (n_aged[0] > 20 && n_aged[1] > 20)
+            assert_true(aged[1] * n_aged[0] < aged[0] * n_aged[1]);
+        hall_close(h);
+    }
+}
+
 /* T14: a heavy batch and a trickle of small ones; none of these waits for the end of the heavy one. */
 static void small_batches_pass_a_heavy_one(void **state)
 {
@@ -279,9 +333,10 @@ static void better_class_goes_first(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_is_overtaken_more_often), cmocka_unit_test(small_batches_pass_a_heavy_one),
-        cmocka_unit_test(batches_share_tokens),           cmocka_unit_test(low_priority_does_not_starve),
-        cmocka_unit_test(age_raises_the_class),           cmocka_unit_test(better_class_goes_first),
+        cmocka_unit_test(nobody_is_overtaken_more_often), cmocka_unit_test(classes_ages_and_the_limit),
+        cmocka_unit_test(small_batches_pass_a_heavy_one), cmocka_unit_test(batches_share_tokens),
+        cmocka_unit_test(low_priority_does_not_starve),   cmocka_unit_test(age_raises_the_class),
+        cmocka_unit_test(better_class_goes_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

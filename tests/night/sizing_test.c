@@ -1,0 +1,103 @@
+/* sizing_test.c - the division of memory that serves a queue best. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "night/ceiling_impl.h"
+
+static const size_t mb = 1000000;
+
+/* A model of 10 GB in a gigabyte: rows 0.13 MB, a sequence 13.5 MB. */
+static struct ns_plan usual(void)
+{
+    struct ns_plan p = {.rows_max = 2560,
+                        .floor_rows = 16,
+                        .context = 131072,
+                        .block_positions = 64,
+                        .row_bytes = 130000,
+                        .seq_bytes = 13500000,
+                        .position_bytes = 9200,
+                        .expert_bytes = 1700000,
+                        .n_moe_layers = 15,
+                        .n_experts = 320,
+                        .top_k = 16,
+                        .trunk_bytes = 1100 * mb,
+                        .head_bytes = 268 * mb,
+                        .embed_row_bytes = 4096,
+                        .expert_total_bytes = 8160 * mb};
+    p.share[NS_SHARE_ROWS] = 333 * mb;
+    p.share[NS_SHARE_STATES] = 180 * mb;
+    p.share[NS_SHARE_RESIDENT] = p.store.resident_bytes = 160 * mb;
+    return p;
+}
+
+static const struct ns_work work = {.trunk = 550000000, .experts = 800000000, .head = 134000000, .attend = 70000};
+
+static struct ns_engine_options size(const struct ns_appetite *a, uint32_t wave_rows)
+{
+    struct ns_plan plan = usual();
+    struct ns_night_options options = {.wave_rows = wave_rows, .read_rate = 5e8, .fma_rate = 1e11};
+    struct ns_engine_options out = {.rows_max = wave_rows};
+    ns_size_memory(&plan, &work, a, &options, &out);
+    return out;
+}
+
+static void generations_get_their_states(void **state)
+{
+    (void)state;
+    struct ns_appetite a = {
+        .generations = 64, .prompt_rows = 4096, .new_tokens = 2048, .longest_new = 32, .longest_body = 500};
+    struct ns_engine_options o = size(&a, 0);
+    assert_in_range(o.rows_max, 64, 1024);
+    assert_in_range(o.state_bytes, 500 * mb, 660 * mb); /* not all fit: the more the better */
+    a.generations = 8;                                  /* all fit, and the rest is better used otherwise */
+    a.prompt_rows = 512;
+    a.new_tokens = 256;
+    o = size(&a, 0);
+    assert_in_range(o.state_bytes, 8 * 13 * mb, 180 * mb);
+    assert_in_range(o.rows_max, 256, 1024);
+}
+
+static void scoring_keeps_its_rows(void **state)
+{
+    (void)state;
+    struct ns_appetite a = {.score_rows = 16384, .longest_body = 500};
+    struct ns_engine_options o = size(&a, 0);
+    assert_true(o.rows_max == 0 || o.rows_max > 1500);
+}
+
+/* Half the usual states, and twice the longest sequence, however small the rest would be. */
+static void nothing_is_refused_for_it(void **state)
+{
+    (void)state;
+    struct ns_appetite a = {.score_rows = 200, .longest_body = 500};
+    struct ns_engine_options o = size(&a, 0);
+    assert_true(o.state_bytes == 0 || o.state_bytes >= 90 * mb);
+    a.longest_body = 12000; /* bytes: at most as many tokens, 124 MB */
+    o = size(&a, 0);
+    assert_true(o.state_bytes == 0 || o.state_bytes >= 240 * mb);
+    o = size(&a, 2560); /* rows that were asked for stay */
+    assert_int_equal(o.rows_max, 2560);
+}
+
+static void an_empty_queue_changes_nothing(void **state)
+{
+    (void)state;
+    struct ns_appetite a = {0};
+    struct ns_engine_options o = size(&a, 0);
+    assert_int_equal(o.rows_max, 0);
+    assert_int_equal(o.state_bytes, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(generations_get_their_states),
+        cmocka_unit_test(scoring_keeps_its_rows),
+        cmocka_unit_test(nothing_is_refused_for_it),
+        cmocka_unit_test(an_empty_queue_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
