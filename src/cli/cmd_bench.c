@@ -108,8 +108,10 @@ static enum ns_code bench_disk(struct ns_cli *cli, struct ns_error *err)
     enum ns_code rc = ns_config_read(dir, &b.budget, &b.config, err);
     if (rc == NS_OK) {
         rc = ns_shards_open(dir, &b.budget, &b.shards, err);
-        if (rc == NS_OK)
+        if (rc == NS_OK) {
+            ns_config_settle(&b.config, b.shards);
             rc = say_all(&b, err);
+        }
         ns_shards_close(b.shards);
         ns_config_fini(&b.config);
     }

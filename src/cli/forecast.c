@@ -46,6 +46,8 @@ static enum ns_code measure_disk(const char *dir, uint64_t least_bytes, struct n
     if (rc != NS_OK)
         return rc;
     rc = ns_shards_open(dir, &budget, &shards, err);
+    if (rc == NS_OK)
+        ns_config_settle(&config, shards);
     struct ns_disk_test test = {
         .experts = config.n_experts > 0, .block_bytes = BLOCK_BYTES, .depth = DISK_DEPTH, .limit_ms = DISK_MS};
     out->is_small = rc == NS_OK && shards_bytes(shards) < least_bytes;

@@ -15,8 +15,10 @@ enum ns_code ns_engine_prepare(struct ns_engine *e, const char *dir, struct ns_e
     enum ns_code rc = ns_config_read(dir, e->budget, &e->config, err);
     if (rc == NS_OK)
         rc = ns_shards_open(dir, e->budget, &e->shards, err);
-    if (rc == NS_OK)
-        rc = ns_census_check(&e->config, e->shards, err);
+    if (rc != NS_OK)
+        return rc;
+    ns_config_settle(&e->config, e->shards);
+    rc = ns_census_check(&e->config, e->shards, err);
     if (rc != NS_OK)
         return rc;
     e->kernels = ns_kernels_select(e->options.cpu, threads_of(&e->options));

@@ -135,9 +135,11 @@ static void ffn_wants(struct wants *t, const struct ns_config *c, bool moe)
     }
     if (c->latent_norm)
         vector(t, "block_sparse_moe.routed_expert_norm.weight", "latent_moe_use_norm", c->latent);
-    matrix(t, "block_sparse_moe.shared_experts.gate_proj.weight", NULL, ms, d);
-    matrix(t, "block_sparse_moe.shared_experts.up_proj.weight", NULL, ms, d);
-    matrix(t, "block_sparse_moe.shared_experts.down_proj.weight", NULL, d, ms);
+    if (c->n_shared > 0) {
+        matrix(t, "block_sparse_moe.shared_experts.gate_proj.weight", "num_shared_experts", ms, d);
+        matrix(t, "block_sparse_moe.shared_experts.up_proj.weight", "num_shared_experts", ms, d);
+        matrix(t, "block_sparse_moe.shared_experts.down_proj.weight", "num_shared_experts", d, ms);
+    }
 }
 
 static void layer_wants(struct wants *t, const struct ns_config *c, uint32_t layer)
@@ -246,15 +248,15 @@ static struct ns_ranges *lacking(struct census *s, const struct want *w)
 
 #define NAME_BYTES 192
 
-static void layer_name(const struct census *s, uint32_t layer, const char *suffix, char out[NAME_BYTES])
+static void layer_name(const struct ns_shards *shards, uint32_t layer, const char *suffix, char out[NAME_BYTES])
 {
-    snprintf(out, NAME_BYTES, "%smodel.layers.%" PRIu32 ".%s", ns_shards_prefix(s->shards), layer, suffix);
+    snprintf(out, NAME_BYTES, "%smodel.layers.%" PRIu32 ".%s", ns_shards_prefix(shards), layer, suffix);
 }
 
 static bool has(const struct census *s, uint32_t layer, const char *suffix)
 {
     char name[NAME_BYTES];
-    layer_name(s, layer, suffix, name);
+    layer_name(s->shards, layer, suffix, name);
     return ns_shards_find(s->shards, name) != NULL;
 }
 
@@ -294,7 +296,7 @@ static bool other_kind(struct census *s, uint32_t layer)
     for (size_t i = 0; i < NS_COUNT(all); i++) {
         char suffix[64], name[NAME_BYTES];
         snprintf(suffix, sizeof suffix, "self_attn.%s", all[i]);
-        layer_name(s, layer, suffix, name);
+        layer_name(s->shards, layer, suffix, name);
         const struct ns_tensor *t = ns_shards_find(s->shards, name);
         if (t)
             s->seen[ns_shards_index(s->shards, t)] = 1;
@@ -315,7 +317,7 @@ static size_t check_experts(struct census *s, uint32_t layer)
         for (size_t i = 0; i < t.n; i++) {
             char suffix[80], name[NAME_BYTES];
             snprintf(suffix, sizeof suffix, "block_sparse_moe.experts.%" PRIu32 ".%s", e, t.w[i].suffix);
-            layer_name(s, layer, suffix, name);
+            layer_name(s->shards, layer, suffix, name);
             if (check_one(s, name, &t.w[i], &s->bad_experts[i]))
                 found[i]++;
             else
@@ -345,7 +347,7 @@ static bool check_layer(struct census *s, uint32_t layer)
         char name[NAME_BYTES];
         if (other && strncmp(t.w[i].suffix, "self_attn.", 10) == 0)
             continue;
-        layer_name(s, layer, t.w[i].suffix, name);
+        layer_name(s->shards, layer, t.w[i].suffix, name);
         missing[i] = !check_one(s, name, &t.w[i], NULL);
         n_missing += missing[i];
     }
@@ -449,6 +451,7 @@ static const struct explanation {
     {".self_attn.g_a_proj.", "use_full_rank_gate is true"},
     {".self_attn.g_b_proj.", "use_full_rank_gate is true"},
     {".self_attn.g_proj.", "mla_use_output_gate or use_full_rank_gate is not true"},
+    {".shared_experts.", "num_shared_experts is 0, or the layer is dense"},
     {".weight_packed", "quantization_config is absent, or the expert is beyond num_experts"},
     {".weight_scale", "quantization_config is absent, or the expert is beyond num_experts"},
     {".experts.", "quantization_config or num_experts says otherwise"},
@@ -476,6 +479,22 @@ static void tell_leftovers(struct census *s)
         else if (count[k] > 1)
             ns_problems_add(&s->problems, "%.150s and %zu more are present, but %s", first[k], count[k] - 1,
                             explanations[k].key);
+}
+
+/* Storage is a matter of names: plain weights are plain whatever quantization_config says. Packed weights need the block,
+ * which says how they are packed. */
+void ns_config_settle(struct ns_config *config, const struct ns_shards *shards)
+{
+    for (uint32_t i = 0; config->mxfp4_experts && i < config->n_layers; i++) {
+        char plain[NAME_BYTES], packed[NAME_BYTES];
+        if (!ns_config_is_moe(config, i))
+            continue;
+        layer_name(shards, i, "block_sparse_moe.experts.0.w1.weight", plain);
+        layer_name(shards, i, "block_sparse_moe.experts.0.w1.weight_packed", packed);
+        if (ns_shards_find(shards, packed))
+            return;
+        config->mxfp4_experts = !ns_shards_find(shards, plain);
+    }
 }
 
 enum ns_code ns_census_check(const struct ns_config *config, const struct ns_shards *shards, struct ns_error *err)

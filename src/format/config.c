@@ -34,7 +34,7 @@ struct reader {
     bool no_memory; /* a value could not be written down: nothing that was said about it counts */
 };
 
-enum kind { COUNT, NUMBER, SWITCH };
+enum kind { COUNT, COUNT_OR_NONE, NUMBER, SWITCH };
 
 enum presence { REQUIRED, OPTIONAL };
 
@@ -74,7 +74,7 @@ static const struct field fields[] = {
     {"gate_lower_bound",          IN_LINEAR, NUMBER, OPTIONAL, AT(decay_bound)},
     {"num_experts",               IN_TEXT,   COUNT,  REQUIRED, AT(n_experts)},
     {"num_experts_per_token",     IN_TEXT,   COUNT,  REQUIRED, AT(top_k)},
-    {"num_shared_experts",        IN_TEXT,   COUNT,  REQUIRED, AT(n_shared)},
+    {"num_shared_experts",        IN_TEXT,   COUNT_OR_NONE, REQUIRED, AT(n_shared)},
     {"moe_intermediate_size",     IN_TEXT,   COUNT,  REQUIRED, AT(moe_inter)},
     {"routed_expert_hidden_size", IN_TEXT,   COUNT,  OPTIONAL, AT(latent)},
     {"latent_moe_use_norm",       IN_TEXT,   SWITCH, OPTIONAL, AT(latent_norm)},
@@ -168,7 +168,7 @@ static void read_field(struct reader *r, const struct field *f, struct ns_config
 {
     void *at = (char *)out + f->offset;
     const struct ns_json *v = lookup(r, f->place, f->key);
-    int64_t count;
+    int64_t count, least = f->kind == COUNT ? 1 : 0;
     double number;
     bool flag;
     if (!v) {
@@ -178,8 +178,10 @@ static void read_field(struct reader *r, const struct field *f, struct ns_config
     }
     switch (f->kind) {
     case COUNT:
-        if (ns_json_type(v) != NS_JSON_INT || !ns_json_int(v, &count) || count < 1 || count > MAX_COUNT)
-            wrong_type(r, f->place, f->key, v, "a whole number from 1 to 16777216");
+    case COUNT_OR_NONE:
+        if (ns_json_type(v) != NS_JSON_INT || !ns_json_int(v, &count) || count < least || count > MAX_COUNT)
+            wrong_type(r, f->place, f->key, v,
+                       least ? "a whole number from 1 to 16777216" : "a whole number from 0 to 16777216");
         else
             *(uint32_t *)at = (uint32_t)count;
         return;
@@ -405,8 +407,9 @@ static void check_experts(struct reader *r, const struct ns_config *c)
         ns_problems_add(&r->problems, "num_experts_per_token is %" PRIu32 ", there are only %" PRIu32 " experts",
                         c->top_k, c->n_experts);
     if (c->n_experts % c->n_groups != 0) {
-        ns_problems_add(&r->problems, "%" PRIu32 " experts do not divide into %" PRIu32 " groups", c->n_experts,
-                        c->n_groups);
+        ns_problems_add(&r->problems,
+                        "num_expert_group is %" PRIu32 ": %" PRIu32 " experts do not divide into %" PRIu32 " groups",
+                        c->n_groups, c->n_experts, c->n_groups);
         return;
     }
     if (c->topk_groups > c->n_groups)

@@ -12,7 +12,8 @@ struct ns_json;
 
 enum ns_activation { NS_ACT_SILU, NS_ACT_SITU };
 
-/* Everything the forward pass needs to know. All counts checked positive; combinations checked as a whole. */
+/* Everything the forward pass needs to know. Counts are positive where nothing else is said; combinations are checked
+ * as a whole. */
 struct ns_config {
     uint32_t vocab, hidden, n_layers;
     float rms_eps;
@@ -29,13 +30,14 @@ struct ns_config {
     bool has_decay_bound;
     float decay_bound; /* negative */
     /* mixture of experts */
-    uint32_t n_experts, top_k, n_shared, moe_inter, latent /* 0: experts run on hidden */;
+    uint32_t n_experts, top_k, n_shared /* 0: no shared expert */, moe_inter;
+    uint32_t latent; /* 0: experts run on hidden */
     bool latent_norm, renormalize;
     float routed_scale;
     uint32_t n_groups, topk_groups; /* 1, 1: no group limit */
     uint32_t attn_res_block;        /* 0: ordinary residual */
     bool tied_embeddings;
-    bool mxfp4_experts;      /* quantization_config present */
+    bool mxfp4_experts;      /* quantization_config present; see ns_config_settle */
     int32_t bos, eos, pad;   /* -1: not given */
     uint32_t context_advice; /* max_position_embeddings, advisory; 0: absent */
     bool *is_kda;            /* [n_layers], owned */
@@ -115,6 +117,8 @@ const char *ns_shards_prefix(const struct ns_shards *shards); /* "language_model
 /* Bytes in gaps between tensors, for the audit. */
 uint64_t ns_shards_gap_bytes(const struct ns_shards *shards);
 
+/* mxfp4_experts becomes false when the experts are stored as plain weights. To be called before anything reads them. */
+void ns_config_settle(struct ns_config *config, const struct ns_shards *shards);
 /* Checks the census: every tensor the config calls for is there with its shape and dtype class, and none is left over.
  * All problems in one message; missing layers as ranges ("incomplete conversion: layers 2, 4-5 and the final norm"). */
 NS_MUST_CHECK enum ns_code ns_census_check(const struct ns_config *config, const struct ns_shards *shards,

@@ -45,6 +45,7 @@ static enum ns_code census(const struct made *m, const char *config_text, struct
     rc = ns_shards_open(s.dir, &budget, &shards, err);
     if (rc != NS_OK)
         fail_msg("shards: %s", err->message);
+    ns_config_settle(&c, shards);
     rc = ns_census_check(&c, shards, err);
     ns_shards_close(shards);
     ns_config_fini(&c);
@@ -327,6 +328,12 @@ static void switches_and_tensors_must_agree(void **state)
          "use_full_rank_gate is not true",
          {"layers.0.self_attn.g_proj"},
          "layers 0 lack self_attn.g_proj.weight (asked for by the config's use_full_rank_gate)"},
+        {"\"num_shared_experts\": 2",
+         "\"num_shared_experts\": 0",
+         "num_shared_experts is 0",
+         {"layers.1.block_sparse_moe.shared_experts"},
+         "layers 1 lack block_sparse_moe.shared_experts.gate_proj.weight (asked for by the config's "
+         "num_shared_experts)"},
     };
 
     for (size_t i = 0; i < NS_COUNT(s); i++) {
@@ -363,6 +370,26 @@ static void latent_and_quantization_must_agree(void **state)
     free(config);
     config = replaced(config_of(KIMI_LINEAR), "\"num_heads\": 2", "\"num_heads\": 3");
     expect(&m, config, "A_log has 2 elements, the config calls for 3", NULL);
+    free(config);
+    made_free(&m);
+}
+
+/* A quantization_config beside plain experts: the names decide. */
+static void plain_experts_may_have_the_block(void **state)
+{
+    (void)state;
+    static const char block[] =
+        "\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"mxfp4-pack-quantized\", "
+        "\"quantization_status\": \"compressed\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, "
+        "\"type\": \"float\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32, "
+        "\"scale_dtype\": \"torch.uint8\", \"dynamic\": false}}}}, \"hidden_size\"";
+    struct made m = {0};
+    struct ns_error err;
+    made_load(&m, fixture[KIMI_LINEAR], &budget);
+    char *config = replaced(config_of(KIMI_LINEAR), "\"hidden_size\"", block);
+    assert_int_equal(census(&m, config, &err), NS_OK);
+    assert_int_equal(made_drop(&m, "layers.2.block_sparse_moe.experts.0.w1."), 1);
+    expect(&m, config, "layer 2: experts 0 lack w1.weight", NULL);
     free(config);
     made_free(&m);
 }
@@ -418,6 +445,7 @@ int main(void)
         cmocka_unit_test_teardown(c40_irregular_last_layers, no_leak),
         cmocka_unit_test_teardown(switches_and_tensors_must_agree, no_leak),
         cmocka_unit_test_teardown(latent_and_quantization_must_agree, no_leak),
+        cmocka_unit_test_teardown(plain_experts_may_have_the_block, no_leak),
         cmocka_unit_test_teardown(tied_head_must_agree, no_leak),
         cmocka_unit_test_teardown(leftovers_are_refused, no_leak),
     };

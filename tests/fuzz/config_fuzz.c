@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (rc == NS_OK) {
         MUST(c.vocab && c.hidden && c.n_layers && c.dense_inter && c.first_dense && c.moe_layer_freq);
         MUST(c.n_heads && c.kv_lora && c.d_nope && c.d_rope && c.d_v && c.kda_heads && c.kda_dim && c.conv_kernel);
-        MUST(c.n_experts && c.n_shared && c.moe_inter && c.top_k && c.top_k <= c.n_experts);
+        MUST(c.n_experts && c.moe_inter && c.top_k && c.top_k <= c.n_experts);
         MUST(c.n_groups && c.n_experts % c.n_groups == 0 && c.topk_groups && c.topk_groups <= c.n_groups);
         MUST(c.rms_eps > 0 && c.routed_scale > 0 && (c.act == NS_ACT_SILU || c.situ_beta > 0));
         MUST(!c.has_decay_bound || c.decay_bound < 0);
