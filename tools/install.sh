@@ -6,7 +6,7 @@ set -euo pipefail
 packages="gcc libc6-dev cmake ninja-build pkg-config libsqlite3-dev libjansson-dev libpcre2-dev libssl-dev"
 case ${1:-} in
 build) ;;
-test) packages+=" libcmocka-dev python3 sqlite3 clang libclang-rt-dev libomp-dev clang-format-14 groff-base
+test) packages+=" libcmocka-dev python3 python3-numpy sqlite3 clang libclang-rt-dev libomp-dev clang-format-14 groff-base
     gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
 *)
     echo "usage: install.sh build|test" >&2

@@ -14,6 +14,8 @@ const char *rig_path(const char *checkpoint)
     static char path[512];
     if (strcmp(checkpoint, "demo") == 0)
         snprintf(path, sizeof path, "%s/jobs/demo", NS_SOURCE_DIR);
+    else if (checkpoint[0] == '/')
+        snprintf(path, sizeof path, "%s", checkpoint);
     else
         snprintf(path, sizeof path, "%s/fixtures/%s", NS_TEST_DATA, checkpoint);
     return path;

@@ -23,7 +23,7 @@ struct rig_result {
 };
 
 extern const char *const rig_checkpoints[4];  /* directories under NS_TEST_DATA/fixtures */
-const char *rig_path(const char *checkpoint); /* static storage; "demo" is the demo model */
+const char *rig_path(const char *checkpoint); /* static storage; "demo" is the demo model; an absolute path is itself */
 
 struct ns_engine_options rig_options(void); /* one thread, the best kernels */
 void rig_open(struct rig *rig, const char *dir, const struct ns_engine_options *options, size_t memory);

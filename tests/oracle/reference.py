@@ -276,7 +276,7 @@ class Model:
         return np.sum(softmax(s, 0)[:, :, None] * v, axis=0)
 
     def forward(self, state, ids, trace=None):
-        """Logits [len(ids)][vocabulary]. trace, a list, receives one dict per layer (embedding first, norm last)."""
+        """Logits [len(ids)][vocabulary]. trace, a list, gets a dict of vectors for embedding, layers, final norm."""
         x = self.ck.get("model.embed_tokens.weight")[np.asarray(ids)]
         trace = [] if trace is None else trace
         trace.append({"residual": x})
@@ -290,11 +290,13 @@ class Model:
                 blocks.append(x)
             u = rms_norm(u, self.weight(i, "input_layernorm"), self.eps)
             a = self.kda(i, u, state[i]) if self.is_kda(i) else self.mla(i, u, state[i])
+            seen.update(attn_in=u, attn_out=a)
             x = a if fresh else x + a
             u = self.mix(blocks, x, at + "mlp_res") if self.block is not None else x
             u = rms_norm(u, self.weight(i, "post_attention_layernorm"), self.eps)
-            x = x + (self.moe(i, u, seen) if self.is_moe(i) else self.ffn(i, "mlp", u))
-            seen["residual"] = x
+            z = self.moe(i, u, seen) if self.is_moe(i) else self.ffn(i, "mlp", u)
+            x = x + z
+            seen.update(ffn_in=u, ffn_out=z, residual=x)
             trace.append(seen)
         if self.block is not None:
             x = self.mix(blocks, x, "model.output_attn_res")
@@ -338,6 +340,8 @@ def check_trace(model, want, ids):
     wrong += not same(trace[-1]["residual"], want["final_hidden"])
     for got, layer in zip(trace[1:-1], want["layers"]):
         wrong += not same(got["residual"], layer["residual"])
+        for key in ("attn_in", "attn_out", "ffn_in", "ffn_out"):
+            wrong += not same(got[key][-1:], [layer["last_" + key]])
         if layer.get("routed_ids"):
             wrong += not np.array_equal(got["routed_ids"], layer["routed_ids"])
             wrong += not np.allclose(got["routed_weights"], layer["routed_weights"], atol=1e-7)
