@@ -9,6 +9,10 @@
 
 enum { ROWS = 256, TASK = 64 }; /* rows of a block; inner outputs of one piece of gate and up */
 
+/* Outputs that one thread takes in a row, how many such runs a thread gets of a large matrix, and outputs that stay
+ * together, which is what the widest tile takes. */
+enum { RUN = 256, RUNS = 4, UNIT = 8 };
+
 /* where things lie in the scratch; everything is 64-byte aligned */
 struct plan {
     size_t packed_z, hidden, packed_h, out; /* offsets */
@@ -61,7 +65,23 @@ struct expert_call {
     size_t n;
 };
 
-/* inner outputs [begin, end): h = act(gate z, up z) */
+/* A product fetches the weights behind its own ahead, which helps only the thread that goes on there: so long runs, as
+ * far as every thread gets some. Few packed rows are little work: then from a million multiply-adds on. */
+static size_t units_of(const struct ns_kernels *k, size_t rows, size_t cols, size_t n)
+{
+    size_t least = ((size_t)1 << 20) / (n * cols + 1) + 1, share = rows / (RUNS * k->n_threads);
+    size_t grain = share > RUN ? share : RUN, most = rows / (2 * k->n_threads);
+    if (grain > most)
+        grain = most;
+    return ns_round_up(grain > least ? grain : least, TASK) / UNIT;
+}
+
+static size_t last_output(size_t end, size_t rows)
+{
+    return end * UNIT < rows ? end * UNIT : rows;
+}
+
+/* inner outputs of units [begin, end): h = act(gate z, up z) */
 static void inner_range(void *arg, size_t begin, size_t end, unsigned thread)
 {
     const struct expert_call *c = arg;
@@ -72,7 +92,8 @@ static void inner_range(void *arg, size_t begin, size_t end, unsigned thread)
     float *h = (float *)(void *)(c->scratch + c->plan->hidden);
     const float *z = (const float *)(const void *)c->scratch;
     ns_rows_fn activate = c->k->table->row[c->act->situ ? NS_ROW_SITU_MUL : NS_ROW_SILU_MUL];
-    for (size_t r = begin; r < end; r += TASK) {
+    end = last_output(end, c->e->gate.rows);
+    for (size_t r = begin * UNIT; r < end; r += TASK) {
         size_t n = end - r < TASK ? end - r : TASK;
         gemm->run(g, TASK, &c->e->gate, r, r + n, z, c->n, NS_SET, mine);
         gemm->run(u, TASK, &c->e->up, r, r + n, z, c->n, NS_SET, mine);
@@ -93,6 +114,8 @@ static void down_range(void *arg, size_t begin, size_t end, unsigned thread)
 {
     const struct expert_call *c = arg;
     float *y = (float *)(void *)(c->scratch + c->plan->out);
+    begin *= UNIT;
+    end = last_output(end, c->e->down.rows);
     c->k->table->gemm[c->e->down.type]->run(y + begin, c->e->down.rows, &c->e->down, begin, end,
                                             (const float *)(const void *)(c->scratch + c->plan->packed_h), c->n, NS_SET,
                                             c->scratch + c->plan->thread + thread * c->plan->thread_bytes);
@@ -104,16 +127,22 @@ void ns_expert(const struct ns_kernels *k, const struct ns_expert_weights *e, co
 {
     assert(e->gate.type == e->up.type && e->gate.rows == e->up.rows && e->gate.cols == e->up.cols);
     assert(e->down.cols == e->gate.rows && (uintptr_t)scratch % NS_ALIGN == 0);
+    uint64_t began = ns_product_begin(k);
+    const struct ns_kernels *asked = k;
+    struct ns_kernels inner = *k;
+    inner.time = NULL; /* the whole call counts, not its parts again */
+    k = &inner;
     struct plan plan = plan_of(k, e, n);
     struct expert_call c = {k, e, act, &plan, scratch, 0};
     for (size_t first = 0; first < n; first += ROWS) {
         c.n = n - first < ROWS ? n - first : ROWS;
         float *h = (float *)(void *)(c.scratch + plan.hidden);
         ns_pack_rows(k, e->gate.type, c.scratch, z, ld_z, index + first, c.n, e->gate.cols);
-        ns_parallel(k->n_threads, e->gate.rows, TASK, inner_range, &c);
+        ns_parallel(k->n_threads, ns_round_up(e->gate.rows, UNIT) / UNIT, units_of(k, e->gate.rows, e->gate.cols, c.n),
+                    inner_range, &c);
         ns_pack_rows(k, e->down.type, c.scratch + plan.packed_h, h, e->gate.rows, NULL, c.n, e->down.cols);
-        ns_parallel(k->n_threads, e->down.rows, k->table->gemm[e->down.type]->task_rows(c.n, e->down.cols), down_range,
-                    &c);
+        ns_parallel(k->n_threads, ns_round_up(e->down.rows, UNIT) / UNIT, units_of(k, e->down.rows, e->down.cols, c.n),
+                    down_range, &c);
         struct ns_rows add = {.y = acc,
                               .ld_y = ld_acc,
                               .x = (const float *)(const void *)(c.scratch + plan.out),
@@ -124,4 +153,5 @@ void ns_expert(const struct ns_kernels *k, const struct ns_expert_weights *e, co
                               .n = e->down.rows};
         ns_rows_run(k, NS_ROW_EXPERT_ADD, &add, c.n);
     }
+    ns_product_end(asked, began);
 }

@@ -30,15 +30,28 @@ static void pack_range(void *arg, size_t begin, size_t end, unsigned thread)
     c->ops->pack(c->packed, c->x, c->ld_x, c->index, c->n_rows, c->cols, begin, end);
 }
 
+uint64_t ns_product_begin(const struct ns_kernels *k)
+{
+    return k->time ? ns_clock_mono_ns() : 0;
+}
+
+void ns_product_end(const struct ns_kernels *k, uint64_t began)
+{
+    if (k->time)
+        k->time->ns += ns_clock_mono_ns() - began;
+}
+
 void ns_pack_rows(const struct ns_kernels *k, enum ns_weight_type type, void *packed, const float *x, size_t ld_x,
                   const uint32_t *index, size_t n_rows, size_t cols)
 {
+    uint64_t began = ns_product_begin(k);
     assert((uintptr_t)packed % NS_ALIGN == 0);
     struct pack_call c = {ops_of(k, type), packed, x, ld_x, index, n_rows, cols};
     size_t n_units = n_rows ? c.ops->pack_units(n_rows, cols) : 0;
-    /* copying is worth a second thread from about 256 KiB on */
-    size_t rows_a_task = 1 + 65536 / (cols + 1);
+    /* copying is worth a second thread from about 64 KiB on */
+    size_t rows_a_task = 1 + 16384 / (cols + 1);
     ns_parallel(k->n_threads, n_units, 1 + rows_a_task * n_units / (n_rows + 1), pack_range, &c);
+    ns_product_end(k, began);
 }
 
 size_t ns_gemm_scratch(const struct ns_kernels *k, enum ns_weight_type type, size_t n_rows, size_t w_rows, size_t cols)
@@ -59,11 +72,26 @@ struct gemm_call {
     size_t scratch_bytes; /* of one thread */
 };
 
+enum { UNIT = 8 }; /* weight rows that stay together: what the widest tile takes */
+
 static void gemm_range(void *arg, size_t begin, size_t end, unsigned thread)
 {
     const struct gemm_call *c = arg;
+    begin *= UNIT;
+    end = end * UNIT < c->w->rows ? end * UNIT : c->w->rows;
     c->ops->run(c->y + begin, c->ld_y, c->w, begin, end, c->packed, c->n_rows, c->mode,
                 c->scratch + thread * c->scratch_bytes);
+}
+
+/* The units of a task: what the instruction set likes, but no more than a thread's share of a small matrix, as long as
+ * that is a million multiply-adds. */
+static size_t task_units(const struct ns_kernels *k, const struct ns_weights *w, size_t n_rows)
+{
+    size_t rows = ops_of(k, w->type)->task_rows(n_rows, w->cols), share = w->rows / k->n_threads;
+    size_t least = ((size_t)1 << 20) / (n_rows * w->cols + 1) + 1;
+    if (rows > share)
+        rows = share > least ? share : least;
+    return (rows + UNIT - 1) / UNIT;
 }
 
 void ns_gemm(const struct ns_kernels *k, float *y, size_t ld_y, const struct ns_weights *w, const void *packed,
@@ -73,8 +101,10 @@ void ns_gemm(const struct ns_kernels *k, float *y, size_t ld_y, const struct ns_
     assert(w->type != NS_W_MXFP4 || w->cols % 32 == 0);
     if (n_rows == 0 || w->rows == 0)
         return;
+    uint64_t began = ns_product_begin(k);
     const struct ns_gemm_ops *ops = ops_of(k, w->type);
     struct gemm_call c = {
         ops, y, ld_y, w, packed, n_rows, mode, scratch, ns_round_up(ops->scratch_bytes(n_rows, w->cols), NS_ALIGN)};
-    ns_parallel(k->n_threads, w->rows, ops->task_rows(n_rows, w->cols), gemm_range, &c);
+    ns_parallel(k->n_threads, (w->rows + UNIT - 1) / UNIT, task_units(k, w, n_rows), gemm_range, &c);
+    ns_product_end(k, began);
 }

@@ -358,6 +358,17 @@ static struct ahead ahead_split(const struct run *r, const struct pass *at)
     return a;
 }
 
+/* The lines of y that a tile of packed rows will end in: written first after a whole chunk, they come from memory. */
+static void ahead_outputs(const struct run *r, const struct pass *at, size_t tile)
+{
+    if (tile >= at->cut.n_tiles)
+        return;
+    const float *y = r->y + tile_first(&at->cut, tile) * r->ld_y;
+    for (size_t c = 0; c < tile_rows(&at->cut, tile); c++)
+        for (size_t o = 0; o < at->n; o += NS_LANES)
+            __builtin_prefetch(y + c * r->ld_y + o, 1, 2);
+}
+
 static void run_pass(const struct run *r, const struct pass *at)
 {
     const bool mx = r->w->type == NS_W_MXFP4, whole = r->p.k_block >= r->w->cols;
@@ -376,6 +387,10 @@ static void run_pass(const struct run *r, const struct pass *at)
             ahead_whole(&ahead, r, at, i, at->n / 4);
         else if (i == 0)
             ahead = ahead_split(r, at);
+        if (t.last && i == 0)
+            ahead_outputs(r, at, 0);
+        if (t.last)
+            ahead_outputs(r, at, i + 1);
         t.x = r->packed + first * r->row_floats + at->k0 * nr;
         for (size_t o = 0, rows; o < at->n; o += rows) {
             rows = rows_at(r->p.mr, o, at->n);
@@ -410,7 +425,8 @@ static void run(float *y, size_t ld_y, const struct ns_weights *w, size_t begin,
                     scratch};
     struct pass at = {.form = w->type == NS_W_BF16 ? TILE_BF16 : TILE_F32};
     for (at.row = begin; at.row < end; at.row += at.n) {
-        at.n = smaller(end - at.row, r.p.chunk);
+        const size_t left = end - at.row, n_chunks = (left + r.p.chunk - 1) / r.p.chunk;
+        at.n = smaller(left, ns_round_up((left + n_chunks - 1) / n_chunks, 8)); /* equal chunks */
         r.y = y + (at.row - begin);
         if (mx)
             at.form = prepare_scales(r.scales, w, r.p.mr, at.row, at.n);

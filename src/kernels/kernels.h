@@ -23,10 +23,16 @@ void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, v
 
 struct ns_kernel_table; /* private: kernels_impl.h */
 
+/* What went into products (packing, ns_gemm, ns_expert), added up by the thread that calls them. */
+struct ns_product_time {
+    uint64_t ns;
+};
+
 struct ns_kernels {
     const struct ns_kernel_table *table;
-    const char *isa;    /* "ref", "avx2", "avx512", "neon" */
-    unsigned n_threads; /* at least 1 */
+    const char *isa;              /* "ref", "avx2", "avx512", "neon" */
+    unsigned n_threads;           /* at least 1 */
+    struct ns_product_time *time; /* borrowed; NULL: nobody asks */
 };
 /* The best table that the bits allow. cpu 0 gives the reference. */
 struct ns_kernels ns_kernels_select(uint32_t cpu, unsigned n_threads);

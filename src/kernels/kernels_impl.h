@@ -34,6 +34,10 @@ struct ns_gemm_ops {
                 size_t n_rows, enum ns_store_mode mode, void *scratch);
 };
 
+/* Around what counts as product time; nothing when nobody asks. */
+uint64_t ns_product_begin(const struct ns_kernels *k);
+void ns_product_end(const struct ns_kernels *k, uint64_t began);
+
 /* ---- row-wise vectors ---------------------------------------------------------------------------------------------------- */
 
 enum ns_row_op {

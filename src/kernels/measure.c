@@ -18,6 +18,18 @@ static uint64_t now_ns(const struct ns_kernels *k)
     return k->n_threads == 1 ? ns_clock_thread_ns() : ns_clock_mono_ns();
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, size_t n)
+{
+    qsort(v, n, sizeof *v, by_value);
+    return v[n / 2];
+}
+
 /* ---- the machine ------------------------------------------------------------------------------------------------------------ */
 
 struct burst {
@@ -43,19 +55,27 @@ static void read_range(void *arg, size_t begin, size_t end, unsigned thread)
         b->sink[thread % 64] = b->table->read_burst(b->memory + i * READ_PIECE, READ_PIECE);
 }
 
-/* multiply-adds a nanosecond */
+/* The length of a burst comes from this thread's own time: judged by the wall clock, a thread that wakes late would pass
+ * for work, and the rate would be nobody's. */
 static double fma_rate(const struct ns_kernels *k)
 {
-    struct burst b = {.table = k->table, .steps = 2000};
-    size_t pieces = 4 * k->n_threads;
-    for (;;) {
-        uint64_t t = now_ns(k);
+    struct burst b = {.table = k->table, .steps = 1000};
+    const size_t pieces = 4 * k->n_threads;
+    uint64_t t = 0;
+    for (; t < burst_ns / 40; b.steps *= 2) {
+        t = ns_clock_thread_ns();
+        fma_range(&b, 0, 1, 0);
+        t = ns_clock_thread_ns() - t;
+    }
+    b.steps = b.steps / 2 * (burst_ns / 4) / t + 1;
+    double rate[3];
+    for (size_t i = 0; i < NS_COUNT(rate); i++) {
+        t = now_ns(k);
         ns_parallel(k->n_threads, pieces, 1, fma_range, &b);
         t = now_ns(k) - t;
-        if (t > burst_ns / 2)
-            return (double)(pieces * b.steps * k->table->fma_step) / (double)t;
-        b.steps *= 2;
+        rate[i] = (double)(pieces * b.steps * k->table->fma_step) / (double)(t + 1);
     }
+    return median(rate, NS_COUNT(rate));
 }
 
 double ns_kernels_peak(const struct ns_kernels *k)
@@ -76,18 +96,6 @@ static double read_rate(const struct ns_kernels *k, struct ns_bench *bench)
 }
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------------------- */
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, size_t n)
-{
-    qsort(v, n, sizeof *v, by_value);
-    return v[n / 2];
-}
 
 /* Runs the subject until it took long enough to be timed; returns its rates by pointer. */
 static void one_run(const struct ns_subject *s, struct ns_bench *b, double *fma_ns, double *bytes_ns)

@@ -25,7 +25,9 @@ void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, v
     assert(n_threads > 0);
     if (grain == 0)
         grain = 1;
-    size_t n_pieces = n / grain; /* the last piece takes what is left over */
+    size_t n_pieces = n / grain;
+    if (n_pieces > n_threads && n_pieces < 8 * (size_t)n_threads)
+        n_pieces -= n_pieces % n_threads; /* few pieces: as many for each thread, else some wait for the last */
     if (n_threads == 1 || n_pieces <= 1) {
         if (n > 0)
             body(arg, 0, n, 0);
@@ -35,5 +37,5 @@ void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, v
     (void)n_team; // unused without OpenMP
 #pragma omp parallel for schedule(dynamic, 1) num_threads(n_team)
     for (size_t i = 0; i < n_pieces; i++)
-        body(arg, i * grain, i + 1 == n_pieces ? n : (i + 1) * grain, this_thread());
+        body(arg, i * n / n_pieces, (i + 1) * n / n_pieces, this_thread());
 }

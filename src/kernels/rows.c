@@ -19,7 +19,7 @@ void ns_rows_run(const struct ns_kernels *k, enum ns_row_op op, const struct ns_
 {
     struct rows_call c = {k->table->row[op], a};
     size_t floats = a->n * (a->n_heads ? a->n_heads : 1) * (1 + a->n_blocks);
-    ns_parallel(k->n_threads, n_rows, 1 + 65536 / (floats + 1), rows_range, &c); /* from about 256 KiB a task */
+    ns_parallel(k->n_threads, n_rows, 1 + 16384 / (floats + 1), rows_range, &c); /* from about 64 KiB a task */
 }
 
 void ns_rmsnorm(const struct ns_kernels *k, float *y, size_t ld_y, const float *x, size_t ld_x, const float *w,

@@ -40,7 +40,7 @@ struct ns_kernels ns_kernels_select(uint32_t cpu, unsigned n_threads)
     size_t i = 0;
     while (!ns_cpu_has(cpu, isas[i].needs))
         i++;
-    return (struct ns_kernels){isas[i].table, isas[i].name, n_threads ? n_threads : 1};
+    return (struct ns_kernels){isas[i].table, isas[i].name, n_threads ? n_threads : 1, NULL};
 }
 
 bool ns_kernels_isa_bits(const char *name, uint32_t have, uint32_t *bits)
