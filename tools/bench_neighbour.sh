@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# bench_neighbour.sh PROGRAM [KERNEL] - how much of its speed a kernel keeps when another program spins on one of its cores.
-# Measures KERNEL (mxfp4_expert) with all cores, alone and beside the neighbour, three times in turn; prints the median of
-# the ratios and fails below one half.
+# bench_neighbour.sh PROGRAM [KERNEL [ISA]] - how much of its speed a kernel keeps when another program spins on one of its
+# cores. Measures KERNEL (mxfp4_expert) with all cores, alone and beside the neighbour, three times in turn; prints the
+# median of the ratios and fails below one half.
 set -euo pipefail
 program=$1
 kernel=${2:-mxfp4_expert}
+isa=${3:+--isa $3}
 cores=$(nproc)
 
 rate() { # median over the row counts of multiply-adds a second, with all cores
-    "$program" bench kernels "$kernel" --threads "$cores" --json |
+    "$program" bench kernels "$kernel" $isa --threads "$cores" --json |
         python3 -c '
 import json, statistics, sys
 rates = [json.loads(line) for line in sys.stdin]

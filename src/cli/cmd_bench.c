@@ -1,4 +1,4 @@
-/* cmd_bench.c - what this machine can do, measured: the disk here, the arithmetic in its own file. */
+/* cmd_bench.c - what this machine can do, measured: the disk here, kernels and waves in their own files. */
 #include "cli/commands.h"
 
 #include "store/store.h"
@@ -126,5 +126,7 @@ enum ns_code ns_cmd_bench(struct ns_cli *cli, struct ns_error *err)
         return bench_disk(cli, err);
     if (strcmp(what, "kernels") == 0)
         return ns_bench_kernels(cli, err);
-    return ns_error_set(err, NS_USAGE, "bench %s: kernels or disk was expected", what);
+    if (strcmp(what, "wave") == 0)
+        return ns_bench_wave(cli, err);
+    return ns_error_set(err, NS_USAGE, "bench %s: kernels, wave or disk was expected", what);
 }

@@ -78,11 +78,13 @@ const struct ns_verb ns_verbs[] = {
      "seconds, tokens per second and hours as a range.",
      "nightshift plan --model /models/kimi-k3 --memory 8G\n"
      "nightshift plan --model /models/kimi-k3 --rows 1024 --disk-rate 3G"},
-    {"bench", "look into", "kernels|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
+    {"bench", "look into", "kernels|wave|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
      "measure this machine: arithmetic, memory, disk",
      "kernels measures each kernel, or those whose name contains KERNEL, against the peak of this processor in the same "
-     "run; disk measures direct reads of the model's files.",
-     "nightshift bench kernels\nnightshift bench kernels mxfp4 --threads 1 --json\nnightshift bench disk --model /models/kimi-k3"},
+     "run; wave runs waves of scoring rows through a model and says what share of their computing time is in matrix "
+     "products, and what share of the peak the whole wave reaches; disk measures direct reads of the model's files.",
+     "nightshift bench kernels\nnightshift bench kernels mxfp4 --threads 1 --json\n"
+     "nightshift bench wave --model /models/kimi-k3 --memory 16G\nnightshift bench disk --model /models/kimi-k3"},
     {"simulate", "look into", "[TRACE]", 0, 1, NS_VERB_COMPUTES,
      "replay recorded routing, or the queue under every order",
      "Cuts a trace of expert choices (one JSON line a token) into waves and counts how many of the experts that a wave "
@@ -163,7 +165,7 @@ const struct ns_option ns_options[] = {
     {NS_OPT_CONTEXT, "context", 0, NS_ARG_NUMBER, "N", "run plan", "longest sequence in tokens"},
     {NS_OPT_LAYERS, "layers", 0, NS_ARG_NUMBER, "N", "run plan",
      "diagnosis: run the first N layers only; the answers are not the model's"},
-    {NS_OPT_ROWS, "rows", 0, NS_ARG_NUMBER, "N", "plan simulate", "assume waves of N rows"},
+    {NS_OPT_ROWS, "rows", 0, NS_ARG_NUMBER, "N", "plan simulate bench", "waves of N rows"},
     {NS_OPT_DISK_RATE, "disk-rate", 0, NS_ARG_SIZE, "SIZE", "plan run simulate",
      "bytes read a second, instead of measuring"},
     {NS_OPT_COMPUTE_RATE, "compute-rate", 0, NS_ARG_NUMBER, "N", "plan run simulate",

@@ -22,6 +22,7 @@ enum ns_code ns_engine_prepare(struct ns_engine *e, const char *dir, struct ns_e
     if (rc != NS_OK)
         return rc;
     e->kernels = ns_kernels_select(e->options.cpu, threads_of(&e->options));
+    e->kernels.time = &e->product;
     struct ns_model_options mo = {.n_layers = e->options.layers,
                                   .head_group = e->options.head_group,
                                   .n_threads = e->kernels.n_threads,

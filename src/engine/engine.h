@@ -189,6 +189,7 @@ struct ns_wave_stats {
     uint64_t experts_distinct;   /* sum over layers of the union */
     struct ns_store_stats store; /* of this wave */
     uint64_t compute_ns, wall_ns;
+    uint64_t product_ns; /* of compute_ns: in matrix products and experts */
 };
 
 /* Checks the description (sizes, tokens below vocab, parents earlier, context): NS_INPUT. Takes what the wave needs. */

@@ -13,6 +13,7 @@ struct ns_engine {
     struct ns_store *store;
     struct ns_model *model;
     struct ns_kernels kernels;
+    struct ns_product_time product; /* kernels.time: since the engine was opened */
     char fingerprint[NS_SHA256_HEX], tokenizer_fingerprint[NS_SHA256_HEX];
     struct ns_plan plan;
     struct ns_work work;

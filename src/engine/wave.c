@@ -120,6 +120,7 @@ enum ns_code ns_wave_open(struct ns_engine *engine, const struct ns_wave_desc *d
     w->stats.segments = (uint32_t)w->n_segments;
     w->stats.logit_rows = (uint32_t)w->asks.n_rows;
     ns_store_stats_get(engine->store, &w->before);
+    w->product_before_ns = engine->product.ns;
     *out = w;
     return NS_OK;
 }
@@ -220,6 +221,7 @@ static void update_stats(struct ns_wave *w)
     w->stats.experts_distinct = w->pass.experts_distinct;
     w->stats.wall_ns = w->wall_ns;
     w->stats.compute_ns = minus(w->wall_ns, w->stats.store.stall_ns);
+    w->stats.product_ns = w->engine->product.ns - w->product_before_ns;
 }
 
 enum ns_code ns_wave_step(struct ns_wave *w, bool *done, struct ns_error *err)

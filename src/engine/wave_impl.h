@@ -25,7 +25,7 @@ struct ns_wave {
     uint32_t next; /* 0: embedding, 1 + layer, 1 + layers: head, 2 + layers: done */
     bool began, broken;
     struct ns_store_stats before;
-    uint64_t wall_ns;
+    uint64_t wall_ns, product_before_ns;
     struct ns_wave_stats stats;
 };
 

@@ -41,6 +41,7 @@ static void put_account(struct ns_text *out, const struct ns_sched_account *a)
     put_u64(out, "state_bytes", a->state_bytes);
     put_real(out, "disk_s", (double)a->disk_ns * 1e-9);
     put_real(out, "compute_s", (double)a->compute_ns * 1e-9);
+    put_real(out, "product_s", (double)a->product_ns * 1e-9);
     put_real(out, "stall_s", (double)a->stall_ns * 1e-9);
     put_real(out, "wall_s", (double)a->wall_ns * 1e-9);
     put_real(out, "plan_s", (double)a->plan_ns * 1e-9);

@@ -166,6 +166,7 @@ void ns_sched_observe(struct ns_sched *s, const struct ns_wave_stats *stats)
     a->state_bytes = s->held;
     a->disk_ns = stats->store.disk_ns;
     a->compute_ns = stats->compute_ns;
+    a->product_ns = stats->product_ns;
     a->stall_ns = stats->store.stall_ns;
     a->wall_ns = stats->wall_ns;
     uint64_t read = a->trunk_bytes + a->head_bytes + a->embed_bytes + a->expert_bytes;
@@ -178,7 +179,7 @@ void ns_sched_observe(struct ns_sched *s, const struct ns_wave_stats *stats)
     ADD(rows_same), ADD(logit_rows), ADD(past), ADD(items), ADD(experts_requested), ADD(experts_distinct);
     ADD(experts_kept), ADD(experts_read), ADD(experts_uniform), ADD(trunk_bytes), ADD(head_bytes), ADD(embed_bytes);
     ADD(expert_bytes), ADD(trunk_kept_bytes), ADD(alone_rows), ADD(alone_bytes), ADD(disk_ns), ADD(compute_ns);
-    ADD(stall_ns), ADD(wall_ns), ADD(plan_ns);
+    ADD(product_ns), ADD(stall_ns), ADD(wall_ns), ADD(plan_ns);
 #undef ADD
     all->state_bytes = a->state_bytes > all->state_bytes ? a->state_bytes : all->state_bytes;
     rows_learn(s, stats);
