@@ -155,10 +155,11 @@ uint32_t ns_request_n_top(const struct ns_request *request);
 bool ns_request_wants_prompt_logprobs(const struct ns_request *request); /* echo with logprobs */
 
 /* The text of a generation as it is shown: end markers and the stop string left out, UTF-8 whole (an unfinished
- * character at the end becomes U+FFFD). Chat splits it: reasoning and content apart; other kinds: content only. */
+ * character at the end becomes U+FFFD). Chat splits it: reasoning and content apart; other kinds: content only. A chat's
+ * structure that is cut off or malformed is text, its markers spelled out. */
 struct ns_reply {
     struct ns_text content, reasoning;
-    uint32_t content_tokens, reasoning_tokens; /* markers are counted in neither */
+    uint32_t content_tokens, reasoning_tokens; /* whole tags are counted in neither */
     bool in_reasoning;                         /* the stream ended inside the thinking part */
     /* parts of the token stream, for log-probabilities: 0 none (marker or end), 1 reasoning, 2 content */
     uint8_t *part; /* [n] */

@@ -8,11 +8,14 @@
  *        one character's bytes inside another's, so bytes and characters agree. Only matches that end inside the last
  *        token are new; earlier ones would have ended the generation earlier.
  *        Chat structure is read from marker ids, never from text, so an answer may spell a marker without being cut.
+ *        A marker without its whole tag (the limit came between them, or the model never finished it) is text, spelled
+ *        out and counted like any other: nothing a model said is hidden from its reader.
  * INVARIANTS
  *   1. An end met on the last allowed token is a stop.                     (reply_test: c91_end_exactly_at_the_limit)
  *   2. Text is whole UTF-8 wherever the tokens are cut.                    (reply_test: c88_limit_inside_a_character)
  *   3. A marker spelled in ordinary text changes nothing.                  (reply_test: spelled_marker_is_text)
- *   4. Without a closed thinking part a finished stream is the answer.     (reply_test: c23_answer_without_thinking) */
+ *   4. Without a closed thinking part a finished stream is the answer.     (reply_test: c23_answer_without_thinking)
+ *   5. Structure that is cut off or malformed is text.                     (reply_test: broken_structure_is_text) */
 #include "job/job_impl.h"
 
 #include <string.h>
@@ -96,65 +99,96 @@ enum ns_finish ns_reply_judge(const struct ns_request *request, const struct ns_
 
 enum { NOTHING = 0, REASONING = 1, CONTENT = 2 };
 
-#define TAG_TOKENS_MAX 8 /* a marker and its name; the longest we read is three or four tokens */
+#define TAG_TOKENS_MAX 64 /* a name, its attributes and the separator; what is longer is no tag */
 
-/* The name between a marker and the next separator, at most 15 bytes. Returns the index after the separator, or 0 when
- * the structure is unfinished. */
+static bool has_structure(const struct ns_request *r, const struct ns_job_model *model)
+{
+    return r->kind == NS_KIND_CHAT && model->close != NS_NO_TOKEN && model->sep != NS_NO_TOKEN;
+}
+
+/* Bytes of a marker that is text, because it belongs to no whole tag: its spelling. */
+static size_t marker_bytes(const struct ns_job_model *model, uint32_t id, const uint8_t **bytes)
+{
+    size_t n;
+    bool special;
+    bool is_marker = id == model->open || id == model->close || id == model->sep;
+    return is_marker && ns_tokenizer_bytes(model->tok, id, bytes, &n, &special, NULL) == NS_OK ? n : 0;
+}
+
+static bool is_tag(const char *name)
+{
+    static const char *const known[] = {"think", "response", "message", "tools", "call", "argument", "json"};
+    for (size_t i = 0; i < NS_COUNT(known); i++)
+        if (strcmp(name, known[i]) == 0)
+            return true;
+    return false;
+}
+
+/* The name of the tag whose marker stands before at: what comes before the first blank or the separator. Returns the
+ * index after the separator, or 0 when this is no tag of the format or its end is missing. */
 static size_t tag_name(const struct ns_job_model *model, const uint32_t *token, size_t at, size_t n, char name[16])
 {
     size_t used = 0;
+    bool is_over = false;
     for (size_t i = at; i < n && i < at + TAG_TOKENS_MAX; i++) {
         if (token[i] == model->sep) {
             name[used] = '\0';
-            return i + 1;
+            return is_tag(name) ? i + 1 : 0;
         }
         const uint8_t *bytes;
         size_t k = token_bytes(model, token[i], &bytes);
-        if (token[i] == model->open || token[i] == model->close || ns_is_stop_id(model, token[i]))
-            break;
-        if (used + k < 16 && k > 0) {
-            memcpy(name + used, bytes, k);
-            used += k;
+        if (k == 0) /* a control id of any kind */
+            return 0;
+        for (size_t b = 0; b < k && !is_over; b++) {
+            is_over = bytes[b] == ' ' || used == 15;
+            if (!is_over)
+                name[used++] = (char)bytes[b];
         }
     }
     return 0;
 }
 
-/* Marks each token as reasoning, content or structure. in_reasoning tells where the stream ended. */
+/* What a whole tag, name after a marker, makes of the text behind it. */
+struct stream {
+    uint8_t part;
+    bool think_closed, answer_closed;
+};
+
+static void follow_tag(struct stream *s, bool closes, const char *name)
+{
+    bool is_think = strcmp(name, "think") == 0;
+    s->think_closed = s->think_closed || (closes && is_think);
+    s->answer_closed = s->answer_closed || (closes && (strcmp(name, "response") == 0 || strcmp(name, "message") == 0));
+    if (!closes)
+        s->part = is_think ? REASONING : CONTENT;
+    else if (s->think_closed || s->answer_closed)
+        s->part = CONTENT;
+}
+
+/* Marks each token as reasoning, content or structure; structure that is cut off or malformed is text. in_reasoning
+ * tells where the stream ended. */
 static void mark_parts(const struct ns_request *r, const struct ns_job_model *model, const uint32_t *token, size_t n,
                        enum ns_finish finish, struct ns_reply *out)
 {
-    bool is_chat = r->kind == NS_KIND_CHAT && model->close != NS_NO_TOKEN && model->sep != NS_NO_TOKEN;
-    uint8_t part = is_chat && r->thinking ? REASONING : CONTENT;
-    bool think_closed = false, answer_closed = false;
+    bool is_chat = has_structure(r, model);
+    struct stream s = {.part = is_chat && r->thinking ? REASONING : CONTENT};
     for (size_t i = 0; i < n;) {
-        bool is_marker = is_chat && (token[i] == model->close || token[i] == model->open);
+        bool may_begin = is_chat && (token[i] == model->close || token[i] == model->open);
         char name[16];
-        size_t next = is_marker ? tag_name(model, token, i + 1, n, name) : 0;
+        size_t next = may_begin ? tag_name(model, token, i + 1, n, name) : 0;
         if (next > 0) {
-            bool closes = token[i] == model->close;
-            if (closes && strcmp(name, "think") == 0)
-                think_closed = true;
-            if (closes && (strcmp(name, "response") == 0 || strcmp(name, "message") == 0))
-                answer_closed = true;
-            part = closes                       ? (uint8_t)(think_closed || answer_closed ? CONTENT : part)
-                   : strcmp(name, "think") == 0 ? REASONING
-                                                : CONTENT;
-            i = next; /* the parts of a marker stay NOTHING */
+            follow_tag(&s, token[i] == model->close, name);
+            i = next; /* the parts of a tag stay NOTHING */
             continue;
         }
-        if (is_marker) { /* malformed: the marker goes, what follows is text; cut by the limit: its few tokens go too */
-            i = finish != NS_FINISH_STOP && n - i <= TAG_TOKENS_MAX ? n : i + 1;
-            continue;
-        }
-        out->part[i] = ns_is_stop_id(model, token[i]) && i + 1 == n && finish == NS_FINISH_STOP ? NOTHING : part;
+        out->part[i] = ns_is_stop_id(model, token[i]) && i + 1 == n && finish == NS_FINISH_STOP ? NOTHING : s.part;
         i++;
     }
-    bool whole_is_answer = is_chat && r->thinking && !think_closed && (answer_closed || finish == NS_FINISH_STOP);
+    bool whole_is_answer = is_chat && r->thinking && !s.think_closed && (s.answer_closed || finish == NS_FINISH_STOP);
     for (size_t i = 0; whole_is_answer && i < n; i++)
         if (out->part[i] == REASONING)
             out->part[i] = CONTENT;
-    out->in_reasoning = part == REASONING && !whole_is_answer;
+    out->in_reasoning = s.part == REASONING && !whole_is_answer;
 }
 
 void ns_text_drop_nul(struct ns_text *text)
@@ -175,8 +209,8 @@ void ns_text_drop_nul(struct ns_text *text)
 
 /* ---- text ---------------------------------------------------------------------------------------------------------------- */
 
-static void add_texts(const struct ns_job_model *model, const uint32_t *token, size_t n, size_t cut_back,
-                      struct ns_reply *out)
+static void add_texts(const struct ns_request *r, const struct ns_job_model *model, const uint32_t *token, size_t n,
+                      size_t cut_back, struct ns_reply *out)
 {
     struct ns_decoder decoder[3] = {0};
     size_t total = 0, at = 0;
@@ -184,12 +218,13 @@ static void add_texts(const struct ns_job_model *model, const uint32_t *token, s
     for (size_t i = 0; i < n; i++)
         total += token_bytes(model, token[i], &bytes);
     size_t keep = total - cut_back;
-    for (size_t i = 0; i < n; i++) {
+    bool is_chat = has_structure(r, model);
+    for (size_t i = 0; i < n && (at < keep || cut_back == 0); i++) {
         size_t k = token_bytes(model, token[i], &bytes);
-        size_t shown = at >= keep ? 0 : keep - at < k ? keep - at : k;
+        size_t shown = keep - at < k ? keep - at : k;
         at += k;
-        if (shown == 0)
-            continue;
+        if (k == 0 && is_chat)
+            shown = marker_bytes(model, token[i], &bytes);
         if (out->part[i] == REASONING)
             ns_decoder_add(&decoder[REASONING], bytes, shown, &out->reasoning);
         else if (out->part[i] == CONTENT)
@@ -215,7 +250,7 @@ enum ns_code ns_reply_read(const struct ns_request *request, const struct ns_job
         out->content_tokens += out->part[i] == CONTENT;
     }
     size_t cut_back = finish == NS_FINISH_STOP ? stop_bytes_back(request, model, token, n) : 0;
-    add_texts(model, token, n, cut_back, out);
+    add_texts(request, model, token, n, cut_back, out);
     ns_text_drop_nul(&out->content);
     ns_text_drop_nul(&out->reasoning);
     ns_text_add(&out->content, "", 0); /* data is never NULL, even without a byte */

@@ -4,6 +4,9 @@
 #define PLAIN "{\"custom_id\":\"x\",\"prompt\":\"p\"}"
 #define CHAT  "{\"custom_id\":\"x\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}"
 #define EOM   "<|end_of_msg|>"
+#define NO_THINKING                                                                                                    \
+    "{\"custom_id\":\"x\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"                                      \
+    "\"chat_template_kwargs\":{\"thinking\":false}}"
 
 struct said {
     enum ns_finish finish;
@@ -134,12 +137,64 @@ static void c23_answer_without_thinking(void **state)
     expect(w, CHAT, "Paris" EOM, 90, NS_FINISH_STOP, "Paris", "");
     expect(w, CHAT, " a a a", 2, NS_FINISH_LENGTH, "", " a a");
     words_say(w, "I think<|close|>");
-    expect(w, CHAT, "I think<|close|>think<|sep|>", (uint32_t)w->ids.n, NS_FINISH_LENGTH, "", "I think");
+    expect(w, CHAT, "I think<|close|>think<|sep|>", (uint32_t)w->ids.n, NS_FINISH_LENGTH, "", "I think<|close|>");
     expect(w, CHAT, "I think" CLOSE_THINK, 90, NS_FINISH_NONE, "", "I think");
+    expect(w, NO_THINKING, "Paris" CLOSE_ALL, 90, NS_FINISH_STOP, "Paris", "");
+}
+
+/* Spec 6.5: truncated or malformed structure is text. Every cut of a whole reply shows all that was said so far. */
+static void broken_structure_is_text(void **state)
+{
+    struct words *w = *state;
+
+    static const struct {
+        const char *said, *content, *reasoning;
+        bool is_cut; /* by the limit, else by an end */
+    } cases[] = {
+        {"I think<|close|>", "", "I think<|close|>", true},
+        {"I think<|close|>think", "", "I think<|close|>think", true},
+        {"I think<|close|>think<|sep|><|open|>", "<|open|>", "I think", true},
+        {"I think<|close|>think<|sep|><|open|>response", "<|open|>response", "I think", true},
+        {"I think" CLOSE_THINK "Paris<|close|>", "Paris<|close|>", "I think", true},
+        {"I think" CLOSE_THINK "Paris<|close|>resp", "Paris<|close|>resp", "I think", true},
+        {"I think" CLOSE_THINK "Paris<|close|>" EOM, "Paris<|close|>", "I think", false},
+        {"I think" CLOSE_THINK "a<|sep|>b" CLOSE_ALL, "a<|sep|>b", "I think", false},
+        {"I think" CLOSE_THINK "a<|open|>bold<|sep|>b" CLOSE_ALL, "a<|open|>bold<|sep|>b", "I think", false},
+        {"I think" CLOSE_THINK "a<|close|><|close|>response<|sep|>" EOM, "a<|close|>", "I think", false},
+        {"I think" CLOSE_THINK "a" CLOSE_ALL, "a", "I think", false},
+        {"I<|sep|>think" CLOSE_THINK "a" CLOSE_ALL, "a", "I<|sep|>think", false},
+        {"I think<|close|>thinking<|sep|> so" CLOSE_THINK "a" CLOSE_ALL, "a", "I think<|close|>thinking<|sep|> so",
+         false},
+    };
+
+    for (size_t i = 0; i < NS_COUNT(cases); i++) {
+        words_say(w, cases[i].said);
+        expect(w, CHAT, cases[i].said, cases[i].is_cut ? (uint32_t)w->ids.n : 90,
+               cases[i].is_cut ? NS_FINISH_LENGTH : NS_FINISH_STOP, cases[i].content, cases[i].reasoning);
+    }
+    expect(w, NO_THINKING, "Par<|close|>is" EOM, 90, NS_FINISH_STOP, "Par<|close|>is", "");
+    /* a stop string ends the text before a marker that follows its beginning */
     expect(w,
            "{\"custom_id\":\"x\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
-           "\"chat_template_kwargs\":{\"thinking\":false}}",
-           "Paris" CLOSE_ALL, 90, NS_FINISH_STOP, "Paris", "");
+           "\"chat_template_kwargs\":{\"thinking\":false},\"stop\":\"ris\"}",
+           "<|sep|>Paris<|close|>", 90, NS_FINISH_STOP, "<|sep|>Pa", "");
+    /* outside of chats a marker is a control id like any other */
+    expect(w, PLAIN, "one<|close|>two" EOM, 90, NS_FINISH_STOP, "onetwo", "");
+}
+
+/* What is counted is what is shown: text, broken tags with it; whole tags are structure. */
+static void counts_follow_the_text(void **state)
+{
+    struct words *w = *state;
+    words_say(w, "I think" CLOSE_THINK "Paris<|close|>");
+    size_t n = w->ids.n;
+    struct said s = play(w, CHAT, "I think" CLOSE_THINK "Paris<|close|>", (uint32_t)n);
+    words_say(w, "<|close|>think<|sep|><|open|>response<|sep|>");
+    assert_true(w->ids.n >= 6);
+    assert_int_equal(s.reply.reasoning_tokens + s.reply.content_tokens, n - w->ids.n);
+    words_say(w, "Paris");
+    assert_int_equal(s.reply.content_tokens, w->ids.n + 1);
+    ns_reply_fini(&s.reply);
 }
 
 static void c22_limits_around_the_thinking(void **state)
@@ -158,7 +213,7 @@ static void c22_limits_around_the_thinking(void **state)
         bool in_reasoning;
     } cases[] = {{16, 16, 0, NS_FINISH_LENGTH, true},
                  {40, 40, 0, NS_FINISH_LENGTH, true},
-                 {41, 40, 0, NS_FINISH_LENGTH, true},
+                 {41, 41, 0, NS_FINISH_LENGTH, true}, /* the marker alone is no end of thinking */
                  {80, 40, 1, NS_FINISH_STOP, false}};
 
     for (size_t i = 0; i < NS_COUNT(cases); i++) {
@@ -257,6 +312,8 @@ int main(void)
                                        T(judging_needs_no_memory),
                                        T(c88_limit_inside_a_character),
                                        T(c23_answer_without_thinking),
+                                       T(broken_structure_is_text),
+                                       T(counts_follow_the_text),
                                        T(c22_limits_around_the_thinking),
                                        T(spelled_marker_is_text),
                                        T(nul_becomes_a_replacement),
