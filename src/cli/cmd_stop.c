@@ -21,7 +21,7 @@ enum ns_code ns_cmd_stop(struct ns_cli *cli, struct ns_error *err)
         return ns_error_set(err, NS_USAGE, "runner %" PRId64 " works on %s; stop it there, or use drain", runner->id,
                             runner->host);
     if (asked)
-        rc = ns_host_ask_to_stop(runner->pid, err);
+        rc = ns_host_ask_to_stop(runner->pid, runner->pid_start, err);
     if (rc != NS_OK)
         return rc;
     if (asked)

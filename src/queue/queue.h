@@ -333,6 +333,7 @@ struct ns_runner_info {
     bool present;                                                    /* an open runner row exists */
     bool alive;                                                      /* and its process does too */
     int64_t id, pid, started_at_ms, heartbeat_at_ms, progress_at_ms; /* 0: none yet */
+    int64_t pid_start;                                               /* with pid and host it names the process */
     char lane[32], host[64], state[16], reason[128];
 };
 

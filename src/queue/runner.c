@@ -42,7 +42,7 @@ enum ns_code ns_fenced_begin(struct ns_runner *r, struct ns_error *err)
 /* ---- the holder ---------------------------------------------------------------------------------------------------------- */
 
 struct holder {
-    bool found, is_here, is_stopped; /* is_here: the named process lives on this host since this boot */
+    bool found, is_here, is_elsewhere, is_stopped; /* is_here: the named process lives on this host since this boot */
     int64_t id, pid, pid_start, heartbeat_boot_ms, progress_at, started_at;
 };
 
@@ -64,9 +64,9 @@ static enum ns_code read_holder(struct ns_queue *q, const char *lane, struct hol
     h->heartbeat_boot_ms = sqlite3_column_int64(stmt, 3);
     h->progress_at = sqlite3_column_int64(stmt, 4);
     h->started_at = sqlite3_column_int64(stmt, 5);
-    const char *host = ns_sql_text(stmt, 6), *boot = ns_sql_text(stmt, 7);
-    h->is_here = host && boot && strcmp(host, ns_host_name()) == 0 && strcmp(boot, ns_host_boot_id()) == 0 &&
-                 ns_host_pid_start(h->pid) == h->pid_start;
+    const char *host = ns_sql_text(stmt, 6);
+    h->is_here = ns_host_is_alive(host, ns_sql_text(stmt, 7), h->pid, h->pid_start);
+    h->is_elsewhere = host && strcmp(host, ns_host_name()) != 0;
     h->is_stopped = h->is_here && ns_host_pid_stopped(h->pid);
     ns_sql_end(stmt);
     return NS_OK;
@@ -85,7 +85,8 @@ static void ago_text(int64_t ms, char out[32])
 
 static enum ns_code refuse_held(const struct holder *h, const char *lane, struct ns_error *err)
 {
-    if (!h->found)
+    if (!h->found ||
+        !(h->is_here || h->is_elsewhere)) /* a row left by the dead names nobody, whoever has its pid now */
         return ns_error_set(err, NS_BUSY,
                             "another process holds the lock of lane %s and has not registered yet; try again", lane);
     char ago[32];

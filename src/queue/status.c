@@ -137,14 +137,13 @@ static void read_runner(sqlite3_stmt *s, struct ns_runner_info *out)
                                    .pid = sqlite3_column_int64(s, 1),
                                    .started_at_ms = sqlite3_column_int64(s, 2),
                                    .heartbeat_at_ms = sqlite3_column_int64(s, 3),
-                                   .progress_at_ms = sqlite3_column_int64(s, 4)};
+                                   .progress_at_ms = sqlite3_column_int64(s, 4),
+                                   .pid_start = sqlite3_column_int64(s, 10)};
     copy_column(s, 5, out->lane, sizeof out->lane);
     copy_column(s, 6, out->host, sizeof out->host);
     copy_column(s, 7, out->state, sizeof out->state);
     copy_column(s, 8, out->reason, sizeof out->reason);
-    const char *boot = ns_sql_text(s, 9);
-    out->alive = out->present && boot && strcmp(boot, ns_host_boot_id()) == 0 &&
-                 strcmp(out->host, ns_host_name()) == 0 && ns_host_pid_start(out->pid) == sqlite3_column_int64(s, 10);
+    out->alive = out->present && ns_host_is_alive(out->host, ns_sql_text(s, 9), out->pid, out->pid_start);
 }
 
 static enum ns_code one_runner(struct ns_queue *q, sqlite3_stmt *stmt, struct ns_runner_info *out, struct ns_error *err)

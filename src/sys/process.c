@@ -90,6 +90,12 @@ int64_t ns_host_pid_start(int64_t pid)
     return read_stat(pid, &state, &start) && state != 'Z' && state != 'X' ? start : -1;
 }
 
+bool ns_host_is_alive(const char *host, const char *boot, int64_t pid, int64_t start)
+{
+    return host && boot && start > 0 && strcmp(host, host_name) == 0 && strcmp(boot, boot_id) == 0 &&
+           ns_host_pid_start(pid) == start;
+}
+
 bool ns_host_pid_stopped(int64_t pid)
 {
     char state;
@@ -97,36 +103,48 @@ bool ns_host_pid_stopped(int64_t pid)
     return read_stat(pid, &state, &start) && (state == 'T' || state == 't');
 }
 
-enum ns_code ns_host_ask_to_stop(int64_t pid, struct ns_error *err)
+/* Opens a descriptor of the process that pid and start name and sends it the signal; *fd is -1 when it is gone. The
+ * descriptor pins the process: a start time that is right once it is open stays right. */
+static enum ns_code send_to(int64_t pid, int64_t start, int signal_number, int *fd, struct ns_error *err)
 {
+    *fd = -1;
     if (pid <= 1)
-        return ns_error_set(err, NS_INTERNAL, "process %" PRId64 " is not one to stop", pid);
+        return ns_error_set(err, NS_INTERNAL, "process %" PRId64 " is not one to signal", pid);
     char text[128];
-    if (kill((pid_t)pid, SIGTERM) != 0 && errno != ESRCH)
-        return ns_error_set(err, NS_IO, "asking process %" PRId64 " to stop: %s (errno %d)", pid,
-                            ns_sys_errno_text(errno, text, sizeof text), errno);
+    int got = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0u);
+    if (got < 0)
+        return errno == ESRCH ? NS_OK
+                              : ns_error_set(err, NS_IO, "reaching process %" PRId64 ": %s (errno %d)", pid,
+                                             ns_sys_errno_text(errno, text, sizeof text), errno);
+    if (ns_host_pid_start(pid) != start) { /* the one that was meant is gone, another has its number */
+        close(got);
+        return NS_OK;
+    }
+    if (syscall(SYS_pidfd_send_signal, got, signal_number, NULL, 0u) != 0 && errno != ESRCH) {
+        enum ns_code rc = ns_error_set(err, NS_IO, "signalling process %" PRId64 ": %s (errno %d)", pid,
+                                       ns_sys_errno_text(errno, text, sizeof text), errno);
+        close(got);
+        return rc;
+    }
+    *fd = got;
     return NS_OK;
+}
+
+enum ns_code ns_host_ask_to_stop(int64_t pid, int64_t start, struct ns_error *err)
+{
+    int fd;
+    enum ns_code rc = send_to(pid, start, SIGTERM, &fd, err);
+    if (fd >= 0)
+        close(fd);
+    return rc;
 }
 
 enum ns_code ns_host_kill(int64_t pid, int64_t start, uint64_t wait_ms, struct ns_error *err)
 {
-    if (pid <= 1)
-        return ns_error_set(err, NS_INTERNAL, "process %" PRId64 " is not one to kill", pid);
-    char text[128];
-    int fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0u);
+    int fd;
+    enum ns_code rc = send_to(pid, start, SIGKILL, &fd, err);
     if (fd < 0)
-        return errno == ESRCH ? NS_OK
-                              : ns_error_set(err, NS_IO, "reaching process %" PRId64 ": %s (errno %d)", pid,
-                                             ns_sys_errno_text(errno, text, sizeof text), errno);
-    enum ns_code rc = NS_OK;
-    /* the descriptor pins the process: if the start time is right now, it stays right */
-    if (ns_host_pid_start(pid) != start)
-        goto done; /* the one that was meant is gone already */
-    if (syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0u) != 0 && errno != ESRCH) {
-        rc = ns_error_set(err, NS_IO, "killing process %" PRId64 ": %s (errno %d)", pid,
-                          ns_sys_errno_text(errno, text, sizeof text), errno);
-        goto done;
-    }
+        return rc;
     uint64_t until = ns_clock_mono_ns() + wait_ms * 1000000u;
     for (;;) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -139,7 +157,6 @@ enum ns_code ns_host_kill(int64_t pid, int64_t start, uint64_t wait_ms, struct n
             break;
         }
     }
-done:
     close(fd);
     return rc;
 }

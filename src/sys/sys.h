@@ -170,9 +170,12 @@ const char *ns_host_user(void);
 /* Start time of a process in clock ticks since boot, or -1 when there is none; with ns_host_pid it names a process. */
 int64_t ns_host_pid_start(int64_t pid);
 bool ns_host_pid_stopped(int64_t pid); /* stopped by a signal */
-/* Asks a process to end politely (TERM). One that is gone is fine. */
-NS_MUST_CHECK enum ns_code ns_host_ask_to_stop(int64_t pid, struct ns_error *err);
-/* Kills a verified process (pid, start) through a pid file descriptor and waits for its end. */
+/* Does the process still live that called itself so? Host, boot and start time must agree: a number that now belongs to
+ * another process is not taken for it. */
+bool ns_host_is_alive(const char *host, const char *boot_id, int64_t pid, int64_t start);
+/* Both reach the process that pid and start name through a pid file descriptor, and no other; one that is gone is fine.
+ * Asking sends TERM; killing waits for the end. */
+NS_MUST_CHECK enum ns_code ns_host_ask_to_stop(int64_t pid, int64_t start, struct ns_error *err);
 NS_MUST_CHECK enum ns_code ns_host_kill(int64_t pid, int64_t start, uint64_t wait_ms, struct ns_error *err);
 bool ns_host_is_network_fs(const char *path, char name[32]); /* NFS, SMB, FUSE, Lustre, GPFS, 9p */
 void ns_host_pretend_network_fs(

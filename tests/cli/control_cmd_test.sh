@@ -44,6 +44,26 @@ check "politely: 0" [ "$rc" -eq 0 ]
 exits 0 "stop again" stop
 check "nobody is there" err_has "no runner"
 
+# ---- C46: the runner is dead and its number is another process's now: nobody is asked to stop
+few 1
+start run --model "$demo" --keep
+check "it runs" until_true 60 runner_is running
+kill -9 "$child"
+end_of "$child"
+sleep 1000 &
+bystander=$!
+children="$children $bystander"
+sql "UPDATE runners SET pid=$bystander WHERE ended_at IS NULL" >/dev/null
+exits 0 "stop" stop
+check "nobody is alive" err_has "no runner is alive"
+check "the other process lives" kill -0 "$bystander"
+exits 0 "status --json" status --json
+check "status does not take it for the runner" [ "$(field out '$.runner.alive')" = 0 ]
+exits 0 "the next run starts at once" run --model "$demo"
+check "the other process still lives" kill -0 "$bystander"
+check "the dead runner is closed" [ "$(sql "SELECT state FROM runners WHERE pid=$bystander")" = lost ]
+kill "$bystander"
+
 # ---- drain: what runs is finished, nothing new starts, the runner ends
 few 2
 exits 0 "drain" drain

@@ -88,8 +88,8 @@ static void second_runner_names_the_holder(void **state)
     assert_int_equal(rig_int(g, "SELECT COUNT(*) FROM runners WHERE state = 'lost'"), 1);
 }
 
-/* C44: killed in the second request's generation; the next run has everything back with its tokens. C46: the same lane
- * and name do not hide the dead one. */
+/* C44: killed in the second request's generation; the next run has everything back with its tokens. C46, first
+ * scenario: the same lane and name do not hide the dead one. */
 static void c44_killed_runner_is_taken_over(void **state)
 {
     struct rig *g = *state;
@@ -126,6 +126,95 @@ static void c44_killed_runner_is_taken_over(void **state)
     assert_int_equal(rig_int(g, "SELECT COUNT(*) FROM attempts WHERE resume_kind = 'replay' AND resumed_from = 3"), 2);
     assert_int_equal(rig_int(g, "SELECT SUM(replays) FROM results"), 2);
     assert_int_equal(rig_int(g, "SELECT SUM(suspect) FROM requests"), 0);
+}
+
+/* A process that has nothing to do with the queue and waits to be killed. */
+static pid_t bystander(void)
+{
+    pid_t pid = fork();
+    if (pid == 0)
+        for (;;)
+            pause();
+    assert_true(pid > 0);
+    return pid;
+}
+
+static void let_the_row_name(struct rig *g, pid_t pid, int64_t start)
+{
+    char sql[128];
+    snprintf(sql, sizeof sql, "UPDATE runners SET pid = %d, pid_start = %" PRId64 " WHERE ended_at IS NULL", (int)pid,
+             start);
+    rig_sql(g, sql);
+}
+
+/* C46, second scenario: the number of the dead runner's process belongs to another one now, even to ourselves. Start time
+ * and boot id tell them apart: the row is closed, the work taken back, and nobody else is touched. */
+static void c46_a_reused_pid_is_not_the_holder(void **state)
+{
+    struct rig *g = *state;
+    rig_submit(g, "in", three);
+    pid_t other = bystander();
+    int64_t start = ns_host_pid_start(other), own = ns_host_pid_start(ns_host_pid());
+    assert_true(start > 0 && own > 0);
+
+    const struct {
+        pid_t pid;
+        int64_t start;
+        bool another_boot;
+    } cases[] = {{other, start - 1, false}, {other, start, true}, {getpid(), own - 1, false}, {getpid(), own, true}};
+
+    for (size_t i = 0; i < NS_COUNT(cases); i++) {
+        reap(child_runner(g, 2, 1), SIGKILL);
+        let_the_row_name(g, cases[i].pid, cases[i].start);
+        if (cases[i].another_boot)
+            rig_sql(g, "UPDATE runners SET boot_id = 'another boot' WHERE ended_at IS NULL");
+        struct ns_queue_status s;
+        RIG_OK(ns_queue_status_read(g->q, 0, &s, err));
+        assert_true(s.runner.present && !s.runner.alive);
+        RIG_OK(try_start(g, i % 2 == 1, err));
+        assert_int_equal(rig_int(g, "SELECT COUNT(*) FROM runners WHERE ended_at IS NULL"), 1);
+        assert_int_equal(rig_int(g, "SELECT COUNT(*) FROM requests WHERE state = 'running'"), 0);
+        assert_int_equal(rig_int(g, "SELECT COUNT(*) FROM requests WHERE state = 'queued'"), 3);
+        rig_stop(g);
+        assert_int_equal(waitpid(other, NULL, WNOHANG), 0); /* it lives */
+    }
+    reap(other, SIGKILL);
+}
+
+/* The lock is held by a process that has not registered; the row left open by a dead one names a bystander's number.
+ * Neither is named as the holder, nor killed. */
+static void c46_a_reused_pid_is_not_killed(void **state)
+{
+    struct rig *g = *state;
+    pid_t other = bystander();
+    reap(child_runner(g, 0, 0), SIGKILL);
+    let_the_row_name(g, other, ns_host_pid_start(other) - 1);
+    rig_sql(g, "UPDATE runners SET heartbeat_boot_ms = 0");
+    char path[600];
+    snprintf(path, sizeof path, "%s.lock", g->db);
+    int fd[2];
+    char c = 'x';
+    assert_int_equal(pipe(fd), 0);
+    pid_t holder = fork();
+    if (holder == 0) {
+        struct ns_lock *lock = NULL;
+        if (ns_lock_take(path, 0, &lock, NULL) != NS_OK || write(fd[1], &c, 1) != 1)
+            _exit(1);
+        for (;;)
+            pause();
+    }
+    assert_int_equal(read(fd[0], &c, 1), 1);
+    for (int takeover = 0; takeover < 2; takeover++) {
+        struct ns_error why = {0};
+        assert_int_equal(try_start(g, takeover, &why), NS_BUSY);
+        assert_non_null(strstr(why.message, "has not registered yet"));
+    }
+    assert_int_equal(waitpid(other, NULL, WNOHANG), 0);
+    assert_int_equal(waitpid(holder, NULL, WNOHANG), 0);
+    close(fd[0]);
+    close(fd[1]);
+    reap(holder, SIGKILL);
+    reap(other, SIGKILL);
 }
 
 /* T7: a stopped process is taken over; woken up... it is dead, so nothing of it writes again. */
@@ -339,6 +428,8 @@ int main(void)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {T(second_runner_names_the_holder),
                                        T(c44_killed_runner_is_taken_over),
+                                       T(c46_a_reused_pid_is_not_the_holder),
+                                       T(c46_a_reused_pid_is_not_killed),
                                        T(t7_stopped_holder_is_killed_on_takeover),
                                        T(fenced_runner_writes_nothing),
                                        T(another_boot_blames_nobody),

@@ -146,6 +146,7 @@ static void killing_checks_who_it_is(void **state)
     int64_t start = ns_host_pid_start(h.pid);
     assert_true(start > 0);
     assert_int_equal(ns_host_kill(h.pid, start + 1, 1000, NULL), NS_OK); /* not the one that was meant: left alone */
+    assert_int_equal(ns_host_ask_to_stop(h.pid, start + 1, NULL), NS_OK);
     assert_int_equal(ns_host_pid_start(h.pid), start);
     assert_int_equal(kill(h.pid, SIGSTOP), 0);
     int status;
