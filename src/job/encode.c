@@ -26,6 +26,23 @@ static uint32_t marker(const struct ns_tokenizer *tok, const char *name)
     return tok ? ns_tokenizer_special(tok, name) : NS_NO_TOKEN;
 }
 
+/* An end id as a configuration lists it. What the tokenizer names as something that begins or parts a message is none,
+ * whatever is listed: the files disagree, and a reply would end at its first tag. */
+static void add_listed_stop(struct ns_job_model *m, const char *file, int64_t id)
+{
+    static const char *const others[] = {"<|open|>", "<|close|>", "<|sep|>", "<|im_middle|>", "[BOS]", "[PAD]"};
+    for (size_t i = 0; i < NS_COUNT(others); i++) {
+        uint32_t other = marker(m->tok, others[i]);
+        if (other == NS_NO_TOKEN || id != (int64_t)other)
+            continue;
+        ns_log(NS_LOG_WARN,
+               "%s ends a reply at id %" PRId64 ", which the tokenizer calls %s: it is not taken for an end", file, id,
+               others[i]);
+        return;
+    }
+    add_stop(m, id);
+}
+
 static enum ns_code add_generation_stops(struct ns_job_model *m, const char *text, size_t n, struct ns_error *err)
 {
     struct ns_json *doc = NULL;
@@ -35,10 +52,10 @@ static enum ns_code add_generation_stops(struct ns_job_model *m, const char *tex
     const struct ns_json *eos = ns_json_find(doc, "eos_token_id");
     int64_t id;
     if (ns_json_int(eos, &id))
-        add_stop(m, id);
+        add_listed_stop(m, "generation_config.json", id);
     for (size_t i = 0; i < ns_json_count(eos); i++)
         if (ns_json_int(ns_json_item(eos, i), &id))
-            add_stop(m, id);
+            add_listed_stop(m, "generation_config.json", id);
     ns_json_free(doc);
     return NS_OK;
 }
@@ -51,7 +68,7 @@ enum ns_code ns_job_model_init(struct ns_job_model *out, const struct ns_tokeniz
     snprintf(m.name, sizeof m.name, "nightshift-%.12s", fingerprint);
     snprintf(m.fingerprint, sizeof m.fingerprint, "%s", fingerprint);
     snprintf(m.contract, sizeof m.contract, "%s", contract);
-    add_stop(&m, eos);
+    add_listed_stop(&m, "config.json", eos);
     /* the model's own turn format ends a turn with either, whatever its configuration lists */
     static const char *const ends[] = {"<|end_of_msg|>", "[EOS]", "<|im_end|>"};
     for (size_t i = 0; i < NS_COUNT(ends); i++) {

@@ -107,7 +107,8 @@ struct ns_job_model {
 };
 
 /* Fills *out. Stop ids: eos (config, -1: none), the markers <|end_of_msg|> [EOS] <|im_end|> where the tokenizer has
- * them, and eos_token_id (number or list) of generation_config text (NULL: no such file; unreadable: NS_INPUT). */
+ * them, and eos_token_id (number or list) of generation_config text (NULL: no such file; unreadable: NS_INPUT). A listed
+ * id that the tokenizer names as another part of the turn format is left out, with a warning. */
 NS_MUST_CHECK enum ns_code ns_job_model_init(struct ns_job_model *out, const struct ns_tokenizer *tok,
                                              const char *fingerprint, const char *contract, uint32_t vocab,
                                              uint32_t context, int32_t eos, const char *generation_config, size_t n,

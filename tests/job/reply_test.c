@@ -62,6 +62,43 @@ static void c20_every_end_id_stops(void **state)
     assert_int_equal(ns_job_model_init(&m, NULL, "f", "c", VOCAB, 64, 7, "{", 1, NULL), NS_INPUT);
 }
 
+static void keep_line(void *arg, enum ns_log_level level, const char *line)
+{
+    assert_int_equal(level, NS_LOG_WARN);
+    snprintf(arg, 200, "%s", line);
+}
+
+/* C20, second fixture: two special ids change places between tokenizer_config.json and the configuration. The turn format
+ * of the tokenizer decides, and the disagreement is reported. */
+static void c20_swapped_ids_follow_the_tokenizer(void **state)
+{
+    struct words *w = *state;
+    struct scratch s;
+    scratch_open(&s);
+    char command[900];
+    snprintf(command, sizeof command,
+             "ln -s '%s/jobs/demo/tiktoken.model' '%s' && sed -e 's/<|open|>/<|x|>/; s/<|end_of_msg|>/<|open|>/;"
+             " s/<|x|>/<|end_of_msg|>/' '%s/jobs/demo/tokenizer_config.json' >'%s/tokenizer_config.json'",
+             NS_SOURCE_DIR, s.dir, NS_SOURCE_DIR, s.dir);
+    assert_int_equal(system(command), 0);
+    struct ns_tokenizer *tok = NULL;
+    assert_int_equal(ns_tokenizer_open(s.dir, VOCAB, &w->budget, &tok, NULL), NS_OK);
+    assert_int_equal(ns_tokenizer_special(tok, "<|open|>"), 2306);
+    assert_int_equal(ns_tokenizer_special(tok, "<|end_of_msg|>"), 2307);
+    char said[200] = "";
+    struct ns_job_model m;
+    ns_log_set_sink(keep_line, said, NS_LOG_WARN);
+    enum ns_code rc = ns_job_model_init(&m, tok, "f", "c", VOCAB, 64, 2306, "{\"eos_token_id\":2305}", 21, NULL);
+    ns_log_set_sink(NULL, NULL, NS_LOG_WARN);
+    assert_int_equal(rc, NS_OK);
+    assert_true(m.n_stop == 2 && m.stop[0] == 2307 && m.stop[1] == 2305);
+    assert_string_equal(said,
+                        "config.json ends a reply at id 2306, which the tokenizer calls <|open|>: it is not taken "
+                        "for an end");
+    ns_tokenizer_close(tok);
+    scratch_close(&s);
+}
+
 static void ignore_eos_runs_on(void **state)
 {
     expect(*state, "{\"custom_id\":\"x\",\"prompt\":\"p\",\"ignore_eos\":true}", "one" EOM "two", 5, NS_FINISH_NONE,
@@ -307,6 +344,7 @@ int main(void)
 #define T(name) cmocka_unit_test(name)
     const struct CMUnitTest tests[] = {T(c91_end_exactly_at_the_limit),
                                        T(c20_every_end_id_stops),
+                                       T(c20_swapped_ids_follow_the_tokenizer),
                                        T(ignore_eos_runs_on),
                                        T(stop_strings_cut_the_text_and_keep_the_tokens),
                                        T(judging_needs_no_memory),
