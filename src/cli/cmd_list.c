@@ -27,6 +27,14 @@ static enum ns_code count_batch(void *arg, const struct ns_batch_info *batch, st
     return NS_OK;
 }
 
+static void add_id(struct listing *l, const char *id)
+{
+    if (l->cli->json)
+        ns_json_put_cstring(&l->a.w, id);
+    else
+        ns_say(l->cli, "%s\n", id);
+}
+
 static enum ns_code add_batch(void *arg, const struct ns_batch_info *b, struct ns_error *err)
 {
     (void)err;
@@ -36,7 +44,7 @@ static enum ns_code add_batch(void *arg, const struct ns_batch_info *b, struct n
         return NS_OK;
     }
     if (ns_given(l->cli, NS_OPT_IDS)) {
-        ns_say(l->cli, "%s\n", b->public_id);
+        add_id(l, b->public_id);
         return NS_OK;
     }
     if (l->cli->json) {
@@ -60,7 +68,9 @@ static enum ns_code add_request(void *arg, const struct ns_request_info *r, stru
 {
     struct listing *l = arg;
     if (ns_given(l->cli, NS_OPT_IDS)) {
-        ns_say(l->cli, "#%" PRId64 "\n", r->id);
+        char id[24];
+        snprintf(id, sizeof id, "#%" PRId64, r->id);
+        add_id(l, id);
         return NS_OK;
     }
     if (l->cli->json) {
@@ -136,17 +146,16 @@ enum ns_code ns_cmd_list(struct ns_cli *cli, struct ns_error *err)
     struct listing l = {.cli = cli};
     struct ns_queue *queue = NULL;
     bool requests = ns_given(cli, NS_OPT_REQUESTS), ids = ns_given(cli, NS_OPT_IDS);
-    bool json = cli->json && !ids;
     enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_READ, &queue, err);
     if (rc != NS_OK)
         return rc;
-    if (json) {
+    if (cli->json) {
         ns_answer_begin(&l.a, cli);
-        ns_json_put_key(&l.a.w, requests ? "requests" : "batches");
+        ns_json_put_key(&l.a.w, ids ? "ids" : requests ? "requests" : "batches");
         ns_json_open_array(&l.a.w);
     }
     rc = requests ? list_requests(&l, queue, err) : list_batches(&l, queue, err);
-    if (json) {
+    if (cli->json) {
         ns_json_close_array(&l.a.w);
         if (rc == NS_OK)
             rc = ns_answer_end(&l.a, cli, err);

@@ -30,6 +30,12 @@ static void show_progress(void *arg, const struct ns_night_report *report)
     ns_progress_update(w->progress, report);
 }
 
+static void show_end(void *arg, const struct ns_night_ended *ended)
+{
+    const struct watching *w = arg;
+    ns_progress_ended(w->progress, ended);
+}
+
 static enum ns_code answer_json(struct ns_cli *cli, const struct ns_night_report *r, struct ns_error *err)
 {
     struct ns_answer_json a;
@@ -130,6 +136,7 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
         .overtake = (uint32_t)args->number[NS_OPT_OVERTAKE],
         .planned = show_plan,
         .progress = show_progress,
+        .ended = show_end,
     };
     if (!options.model_dir)
         return ns_error_set(err, NS_USAGE, "run wants --model DIR");

@@ -120,13 +120,13 @@ static enum ns_code request_json(struct shown *s, const struct ns_request_info *
     ns_json_open_array(&a.w);
     enum ns_code rc = ns_queue_each_attempt(s->queue, r->id, attempt_json, &a, err);
     ns_json_close_array(&a.w);
-    if (rc == NS_OK && r->refused)
-        ns_answer_text(&a, "line_text", r->body); /* a bad line need not be JSON */
-    else if (rc == NS_OK)
-        ns_answer_raw(&a, "request", r->body);
-    if (rc == NS_OK && r->status_code > 0)
-        ns_answer_int(&a, "status_code", r->status_code);
     if (rc == NS_OK) {
+        ns_answer_raw(&a, "request", r->refused ? NULL : r->body); /* a bad line is not kept */
+        ns_json_put_key(&a.w, "status_code");
+        if (r->status_code > 0)
+            ns_json_put_int(&a.w, r->status_code);
+        else
+            ns_json_put_null(&a.w);
         ns_answer_raw(&a, "response", r->response);
         ns_answer_raw(&a, "error", r->error);
         ns_answer_raw(&a, "x_local", r->local);
@@ -155,7 +155,8 @@ static enum ns_code say_request(struct shown *s, const struct ns_request_info *r
     enum ns_code rc = ns_queue_each_attempt(s->queue, r->id, attempt_text, cli, err);
     if (rc != NS_OK)
         return rc;
-    say_line(cli, "request", r->body);
+    if (!r->refused)
+        say_line(cli, "request", r->body);
     if (r->status_code == 0)
         return NS_OK;
     struct ns_text text;

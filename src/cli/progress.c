@@ -97,6 +97,12 @@ static void say_line(struct ns_progress *p)
             rate(r->tokens_out, r->wall_ns), size);
 }
 
+static void send(struct ns_progress *p, struct ns_answer_json *a)
+{
+    if (ns_answer_end(a, p->cli, NULL) != NS_OK || fflush(stdout) != 0)
+        clearerr(stdout), p->form = FORM_SILENT; /* nobody reads; the run goes on */
+}
+
 static void say_json(struct ns_progress *p)
 {
     const struct ns_night_report *r = &p->report;
@@ -114,8 +120,7 @@ static void say_json(struct ns_progress *p)
     ns_answer_int(&a, "left", (int64_t)r->requests_left);
     ns_answer_int(&a, "bytes_read", (int64_t)r->bytes_read);
     ns_answer_number(&a, "wave_s", seconds(r->last_wave_ns));
-    if (ns_answer_end(&a, p->cli, NULL) != NS_OK || fflush(stdout) != 0)
-        clearerr(stdout), p->form = FORM_SILENT; /* nobody reads; the run goes on */
+    send(p, &a);
 }
 
 /* ---- the thread ------------------------------------------------------------------------------------------------------------ */
@@ -181,6 +186,26 @@ void ns_progress_update(struct ns_progress *p, const struct ns_night_report *rep
         say_line(p);
     } else if (p->form == FORM_JSON && new_wave)
         say_json(p);
+    ns_mutex_unlock(p->mu);
+}
+
+void ns_progress_ended(struct ns_progress *p, const struct ns_night_ended *ended)
+{
+    ns_mutex_lock(p->mu);
+    if (p->form == FORM_JSON) {
+        struct ns_answer_json a;
+        char now[24];
+        ns_clock_utc_text(ns_clock_wall_ms(), now);
+        ns_answer_begin(&a, p->cli);
+        ns_answer_text(&a, "type", "request_done");
+        ns_answer_text(&a, "time", now);
+        ns_answer_int(&a, "id", ended->request_id);
+        ns_answer_text(&a, "custom_id", ended->custom_id);
+        ns_answer_text(&a, "state", ended->state);
+        ns_answer_int(&a, "prompt_tokens", ended->prompt_tokens);
+        ns_answer_int(&a, "completion_tokens", ended->completion_tokens);
+        send(p, &a);
+    }
     ns_mutex_unlock(p->mu);
 }
 

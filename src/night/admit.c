@@ -142,7 +142,7 @@ static enum ns_code prepare(struct ns_night *night, struct ns_rider *rider, stru
 static enum ns_code seat(struct ns_night *night, struct ns_rider *rider, struct ns_error *err)
 {
     if (rider->ending) {
-        night->report->requests_failed++;
+        ns_night_note_end(night, rider);
         ns_roster_remove(&night->roster, rider);
         return NS_OK;
     }

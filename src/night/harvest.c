@@ -298,6 +298,31 @@ static void gather(struct ns_night *night, struct lists *lists)
     }
 }
 
+void ns_night_note_end(struct ns_night *night, const struct ns_rider *rider)
+{
+    static const char *const names[] = {
+        [NS_END_DONE] = "done",
+        [NS_END_FAILED] = "failed",
+        [NS_END_CANCELLED] = "cancelled",
+        [NS_END_EXPIRED] = "expired",
+    };
+
+    if (rider->end == NS_END_DONE)
+        night->report->requests_done++;
+    else
+        night->report->requests_failed++;
+    if (!night->options->ended)
+        return;
+    struct ns_night_ended ended = {
+        .request_id = rider->claim->request_id,
+        .custom_id = rider->claim->custom_id,
+        .state = names[rider->end],
+        .prompt_tokens = rider->result.prompt_tokens,
+        .completion_tokens = rider->result.completion_tokens,
+    };
+    night->options->ended(night->options->progress_arg, &ended);
+}
+
 /* After COMMIT: what was new is now committed, and the finished leave. */
 static void settle(struct ns_night *night)
 {
@@ -314,10 +339,7 @@ static void settle(struct ns_night *night)
         }
         if (!rider->ending)
             continue;
-        if (rider->end == NS_END_DONE)
-            night->report->requests_done++;
-        else
-            night->report->requests_failed++;
+        ns_night_note_end(night, rider);
         ns_roster_remove(&night->roster, rider);
     }
 }

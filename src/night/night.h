@@ -50,6 +50,13 @@ enum ns_night_order {
     NS_ORDER_SINGLE   /* ... and one sequence at a time */
 };
 
+/* A request that ended for good, after its transaction. Strings are borrowed for the call. */
+struct ns_night_ended {
+    int64_t request_id;
+    const char *custom_id, *state; /* done, failed, cancelled or expired */
+    uint32_t prompt_tokens, completion_tokens;
+};
+
 /* What a run is asked to do. Strings are borrowed. */
 struct ns_night_options {
     const char *db_path;
@@ -73,6 +80,8 @@ struct ns_night_options {
     void (*planned)(void *arg, const struct ns_night_plan *plan);
     /* Called on the driving thread after every commit and at the end; may be NULL. */
     void (*progress)(void *arg, const struct ns_night_report *report);
+    /* Called on the driving thread for each request, before the progress of its wave; may be NULL. */
+    void (*ended)(void *arg, const struct ns_night_ended *ended);
     void *progress_arg;
 };
 

@@ -132,6 +132,8 @@ NS_MUST_CHECK enum ns_code ns_night_conclude(struct ns_night *night, struct ns_r
 /* A request that ends with a failure. context may be NULL. */
 NS_MUST_CHECK enum ns_code ns_night_fail(struct ns_night *night, struct ns_rider *rider,
                                          const struct ns_refusal *refusal, const char *context, struct ns_error *err);
+/* A request that is over and committed: counts it and tells who asked to hear. */
+void ns_night_note_end(struct ns_night *night, const struct ns_rider *rider);
 
 /* wave_detail.c: the account of a wave as JSON, that of the run so far under "job". */
 void ns_wave_detail(struct ns_text *out, const struct ns_sched_account *wave, const struct ns_sched_account *job,

@@ -127,6 +127,34 @@ static void help_needs_no_operands(void **state)
     assert_null(l.verb);
 }
 
+/* Every example of the help texts is a line that the program takes; shell words behind && are lines of their own. */
+static void examples_can_be_typed(void **state)
+{
+    (void)state;
+    size_t seen = 0;
+    for (const struct ns_verb *v = ns_verbs; v->name; v++) {
+        char text[1000], *keep = NULL;
+        assert_true(strlen(v->examples) < sizeof text);
+        strcpy(text, v->examples);
+        for (char *quote = text; (quote = strchr(quote, '\'')) != NULL;)
+            memmove(quote, quote + 1, strlen(quote));
+        for (char *then = text; (then = strstr(then, " && ")) != NULL;)
+            memcpy(then, "\n\n\n\n", 4);
+        bool quoted = false; /* a quoted text is one word */
+        for (char *c = text; *c; c++) {
+            quoted = *c == '"' ? !quoted : quoted;
+            *c = quoted && *c == ' ' ? '_' : *c;
+        }
+        for (char *line = strtok_r(text, "\n", &keep); line; line = strtok_r(NULL, "\n", &keep)) {
+            struct line l;
+            if (parse(&l, line) != NS_OK || !l.verb)
+                fail_msg("example of %s: %s: %s", v->name, line, l.err.message);
+            seen++;
+        }
+    }
+    assert_true(seen > 30);
+}
+
 static void table_is_sound(void **state)
 {
     (void)state;
@@ -281,6 +309,7 @@ int main(void)
         cmocka_unit_test(faults_are_named),
         cmocka_unit_test(help_needs_no_operands),
         cmocka_unit_test(table_is_sound),
+        cmocka_unit_test(examples_can_be_typed),
         cmocka_unit_test_prestate(every_option_is_in_help_and_manual, &budget),
         cmocka_unit_test_prestate(overview_names_every_verb, &budget),
         cmocka_unit_test_prestate(others_cannot_steer_the_terminal, &budget),
