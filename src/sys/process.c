@@ -4,6 +4,7 @@
 #include "sys/sys_impl.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pwd.h>
 #include <signal.h>
@@ -47,6 +48,16 @@ const char *ns_host_boot_id(void)
 const char *ns_host_user(void)
 {
     return user_name;
+}
+
+void ns_host_fill_streams(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
+            int got = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY); /* takes the lowest number: fd */
+            if (got > 2)
+                close(got);
+        }
 }
 
 int64_t ns_host_pid(void)

@@ -164,6 +164,9 @@ uint64_t ns_host_free_disk(const char *path);
 const char *ns_host_name(void); /* static storage, filled once at start by ns_host_init */
 const char *ns_host_boot_id(void);
 void ns_host_init(void); /* call once from main before threads */
+/* Call first of all: a standard stream that the caller closed is filled with one whose use fails, so that no file of ours
+ * gets its number and no answer lands in it. */
+void ns_host_fill_streams(void);
 int64_t ns_host_pid(void);
 int64_t ns_host_uid(void);
 const char *ns_host_user(void);

@@ -121,6 +121,25 @@ if [ -e /dev/full ]; then
     check "it says so" err_has "standard output"
 fi
 
+# 74: it is closed; no file of the program gets its number, so no answer lands in one
+"$NIGHTSHIFT" list >&- 2>err
+rc=$?
+check "standard output is closed: 74" [ "$rc" -eq 74 ]
+"$NIGHTSHIFT" submit -q --again one.jsonl >/dev/null
+"$NIGHTSHIFT" run --model "$demo" --json <&- >&- 2>&-
+rc=$?
+check "a run without any stream does its work and exits 74" [ "$rc" -eq 74 ]
+check "its work is done" [ "$(sql "SELECT count(*) FROM requests WHERE state IN ('queued','running')")" = 0 ]
+check "the lock file is empty" is_empty "$NIGHTSHIFT_DB.lock"
+exits 0 "the queue is sound" doctor
+"$NIGHTSHIFT" list 2>&- >out
+rc=$?
+check "without standard error it answers" [ "$rc:$(grep -c batch_ out)" = "0:$("$NIGHTSHIFT" list --ids | wc -l)" ]
+"$NIGHTSHIFT" submit - <&- >out 2>err
+rc=$?
+check "standard input is closed: 74 or 65, and it says so" [ "$rc" -eq 74 -o "$rc" -eq 65 ]
+check "no batch of it" is_empty out
+
 # 70: a bug
 "$NIGHTSHIFT" submit -q --again one.jsonl >/dev/null
 start wait @last
