@@ -93,8 +93,11 @@ def main():
     with open(sys.argv[3], encoding="utf-8") as f:
         values = list(documents(f.read()))
     found = [f"document {i + 1}: {fault}" for i, v in enumerate(values) for fault in faults(v, schema, defs, "$")]
-    print("\n".join(found) if values else "no document")
-    return 1 if found or not values else 0
+    if not values:
+        found = ["no document"]
+    for fault in found:
+        print(fault)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
