@@ -125,6 +125,17 @@ exits 0 "--json" submit --json --name json broken.jsonl
 check "one document" is_json out
 check "counts" [ "$(field out '$.good') $(field out '$.bad')" = "4 1" ]
 
+# what the documents show works as it stands
+sed -n 's/^    \({"custom_id".*}\)$/\1/p' "$NS_SOURCE_DIR/README.md" >readme.jsonl
+check "the README shows lines" [ "$(wc -l <readme.jsonl)" -ge 4 ]
+exits 0 "the lines of the README" submit --strict readme.jsonl
+grep '^SELECT' "$NS_SOURCE_DIR/schema/README.md" >queries.sql
+check "schema/README.md has five queries" [ "$(wc -l <queries.sql)" -eq 5 ]
+sqlite3 -bail "$NIGHTSHIFT_DB" <queries.sql >out 2>err
+rc=$?
+check "the shell takes them" [ "$rc:$(cat err)" = "0:" ]
+check "and they answer" out_has queued
+
 # a large file streams: memory does not grow with it
 good 60000 >large.jsonl
 exits 0 "60,000 lines" submit large.jsonl
