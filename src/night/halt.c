@@ -8,8 +8,10 @@
  * FORMAT of the notes: magic, count, then per use: ask u32, position u32, known u32 (tokens of the sequence, prompt
  *        included), seq_id u64; little-endian.
  * INVARIANTS
- *   1. The row names the file only after it is durable: write, sync, rename, sync the folder, row.  (halt_test)
- *   2. An answer is used only when the sequence has exactly the tokens it had.                       (halt_test) */
+ *   1. The row names the file only after it is durable: write, sync, rename, sync the folder, row.
+ *                                                                           (halt_test: every_crash_point_of_side_files)
+ *   2. An answer is used only when the sequence has exactly the tokens it had.
+ *                                                                           (halt_test: stop_at_every_boundary) */
 #include "night/night_impl.h"
 
 #include "sys/sys.h"
@@ -125,10 +127,12 @@ static enum ns_code give_answer(struct ns_night *night, const struct ns_wave_des
     /* one that failed is planned again and fails again, with its reason */
     if (!ride || !answer->ok || ride->rider->ending || ride->over || ns_le32(note + 8) != known_tokens(ride))
         return NS_OK;
+    /* the next token of a generation may share its ask with somebody's target */
+    bool is_next = !ride->row->prompt.is_score && position + 1 == known_tokens(ride);
     struct ns_sched_result result = {
         .id = (uint64_t)(uintptr_t)ride,
         .position = position,
-        .target = desc->ask[ask].target,
+        .target = is_next ? NS_NO_TOKEN : desc->ask[ask].target,
         .n_top = desc->ask[ask].n_top,
         .answer = answer,
     };

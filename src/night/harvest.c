@@ -151,6 +151,8 @@ enum ns_code ns_night_note(struct ns_night *night, const struct ns_sched_result 
     struct ns_ride *ride = (struct ns_ride *)(uintptr_t)r->id;
     if (ride->rider->ending)
         return NS_OK; /* another of its sequences failed in this wave */
+    if (ride->over)
+        return NS_OK; /* complete since an earlier answer of this wave: a resumed wave had told the later ones already */
     if (r->target != NS_NO_TOKEN) {
         note_score(ride, r);
     } else {

@@ -136,7 +136,8 @@ static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan 
     if (rc == NS_OK)
         rc = ns_night_step(night, wave, gave_up, err);
     if (rc != NS_OK || *gave_up) {
-        /* halt.c could put it aside; until its scores are proven equal the wave is computed again */
+        if (rc == NS_OK)
+            ns_night_halt(night, wave, plan);
         if (wave)
             m->wave_close(m->self, wave);
         ns_sched_wave_lost(night->sched);
