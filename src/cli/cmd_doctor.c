@@ -1,5 +1,6 @@
 /* cmd_doctor.c - check the queue: its rules, its file, the library. */
 #include "cli/commands.h"
+#include "engine/engine.h"
 
 #include <string.h>
 
@@ -44,7 +45,8 @@ enum ns_code ns_cmd_doctor(struct ns_cli *cli, struct ns_error *err)
         ns_json_put_key(&a.w, "findings");
         ns_json_open_array(&a.w);
     }
-    rc = ns_queue_doctor(queue, ns_given(cli, NS_OPT_DEEP), say_finding, &findings, &n, err);
+    struct ns_doctor_options options = {.deep = ns_given(cli, NS_OPT_DEEP), .check_side = ns_side_verify};
+    rc = ns_queue_doctor(queue, &options, say_finding, &findings, &n, err);
     if (cli->json) {
         ns_json_close_array(&a.w);
         ns_answer_int(&a, "faults", n);

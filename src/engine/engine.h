@@ -218,7 +218,7 @@ struct ns_suspend {
 };
 /* Writes a wave that is between two steps (at least one was done, not all) to path and syncs it: description, rows,
  * residual sources, and the sequences it starts from or makes. notes are the caller's, given back when it is resumed.
- * The wave stays as it is. Errors: NS_FULL, NS_IO; nothing is left at path. */
+ * The wave stays as it is. Errors: NS_FULL, NS_IO, NS_STOPPED (a second signal); nothing is left at path. */
 NS_MUST_CHECK enum ns_code ns_wave_suspend(struct ns_wave *wave, const char *path, const void *notes, size_t n_notes,
                                            struct ns_suspend *out, struct ns_error *err);
 /* The wave again, at the layer where it stopped. want: what the caller's row says. *out owns the description (borrowed by
@@ -231,5 +231,12 @@ NS_MUST_CHECK enum ns_code ns_wave_resume(struct ns_engine *engine, const char *
 const struct ns_wave_desc *ns_suspended_desc(const struct ns_suspended *suspended);
 const void *ns_suspended_notes(const struct ns_suspended *suspended, size_t *n);
 void ns_suspended_close(struct ns_suspended *suspended); /* NULL is fine */
+
+/* ---- side files of both kinds (sidefile.c) ----------------------------------------------------------------------------- */
+
+/* Reads a whole side file of any model and compares every sum, and the whole with checksum (hex of 16 bytes).
+ * NS_CORRUPT with what does not fit; NS_NOINPUT, NS_IO, NS_BUDGET. */
+NS_MUST_CHECK enum ns_code ns_side_verify(const char *path, const char *checksum, struct ns_budget *budget,
+                                          struct ns_error *err);
 
 #endif

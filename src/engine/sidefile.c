@@ -142,11 +142,13 @@ static enum ns_code refuse(struct ns_error *err, const char *why)
 static enum ns_code check_head(struct ns_side_in *in, const uint8_t head[HEAD], const char *fingerprint,
                                enum ns_side_kind kind, struct ns_side_head *out, struct ns_error *err)
 {
+    bool any = !fingerprint && memcmp(head, magic_of(NS_SIDE_STATE), 8) == 0;
+    kind = any ? NS_SIDE_STATE : kind;
     if (memcmp(head, magic_of(kind), 8) != 0 || ns_le32(head + HEAD - 4) != ns_crc32c(0, head, HEAD - 4))
         return refuse(err, "the head is torn or not ours");
     if (ns_le32(head + 8) != 1 || ns_le32(head + 12) != NS_ENGINE_ABI)
         return refuse(err, "written by another version of the engine");
-    if (memcmp(head + 16, fingerprint, 64) != 0)
+    if (fingerprint && memcmp(head + 16, fingerprint, 64) != 0)
         return refuse(err, "belongs to another model");
     char contract[33] = {0};
     memcpy(contract, head + 80, 32);
@@ -259,4 +261,24 @@ void ns_side_close(struct ns_side_in *in)
         ns_sha256_close(in->hash, NULL);
     ns_budget_give(in->budget, in->buffer);
     *in = (struct ns_side_in){0};
+}
+
+enum ns_code ns_side_verify(const char *path, const char *checksum, struct ns_budget *budget, struct ns_error *err)
+{
+    struct ns_side_in in;
+    struct ns_side_head head;
+    char found[NS_SHA256_HEX];
+    enum ns_code rc = ns_side_open(path, NULL, NS_SIDE_WAVE, budget, &in, &head, err);
+    if (rc != NS_OK)
+        return rc;
+    while (rc == NS_OK && in.left > 0) {
+        rc = fill(&in, err);
+        in.used = in.n;
+    }
+    if (rc == NS_OK)
+        rc = ns_side_end(&in, found, err);
+    if (rc == NS_OK && strcmp(found, checksum) != 0)
+        rc = ns_error_set(err, NS_CORRUPT, "checksum %s, %s expected", found, checksum);
+    ns_side_close(&in);
+    return rc == NS_OK ? rc : ns_error_wrap(err, rc, "%s", path);
 }

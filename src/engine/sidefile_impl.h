@@ -40,7 +40,7 @@ struct ns_side_in {
     size_t n, used;
     uint64_t at, left;
 };
-/* Errors: NS_CORRUPT with what does not fit, NS_NOINPUT, NS_IO. end: everything was read, and the sums agree. */
+/* fingerprint NULL: any model, and any kind. Errors: NS_CORRUPT with what does not fit, NS_NOINPUT, NS_IO. end: everything was read, and the sums agree. */
 NS_MUST_CHECK enum ns_code ns_side_open(const char *path, const char *fingerprint, enum ns_side_kind kind,
                                         struct ns_budget *budget, struct ns_side_in *in, struct ns_side_head *head,
                                         struct ns_error *err);

@@ -132,6 +132,8 @@ struct pen {
 
 static void put(struct pen *pen, const void *bytes, size_t n)
 {
+    if (pen->rc == NS_OK && ns_signal_count() > 1)
+        pen->rc = ns_error_set(pen->err, NS_STOPPED, "a second signal ended the writing of the wave");
     if (pen->rc == NS_OK)
         pen->rc = ns_side_put(&pen->file, bytes, n, pen->err);
 }

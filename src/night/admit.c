@@ -246,18 +246,27 @@ static uint32_t score_start(const struct ns_ride *ride)
     return at;
 }
 
-/* A generation that had tokens before this run: what of it came back, and what is computed again. */
-static void count_replay(struct ns_night *night, struct ns_ride *ride, size_t n)
+/* Boards a sequence that had tokens before this run, with what came back of it: the rest is computed again. The last token
+ * is not counted, since nobody has computed it before. */
+static void resume_ride(struct ns_night *night, struct ns_ride *ride, uint32_t n)
 {
-    if (ride->boarded || ride->n_out == 0)
-        return;
-    uint32_t restored = ride->n_restored < n - 1 ? ride->n_restored : (uint32_t)(n - 1);
+    uint32_t held = ride->state ? ns_seq_positions(ride->state) : 0, restored = 0;
+    if (ride->state) {
+        ns_sched_adopt(night->sched, ride->sched_item, ride->state);
+        ride->state = NULL;
+        ns_sched_state(night->sched, ride->sched_item, &restored);
+    }
+    restored = restored < n - 1 ? restored : n - 1;
+    if (restored < held)
+        ns_log(NS_LOG_WARN, "request %" PRId64 ": of %" PRIu32 " saved positions %" PRIu32 " could be used",
+               ride->rider->claim->request_id, held, restored);
     struct ns_run_facts *facts = &ride->rider->facts;
     facts->restored_tokens += restored;
     facts->recomputed_tokens += n - 1 - restored;
     facts->replays += restored < n - 1 ? 1 : 0;
     night->report->tokens_restored += restored;
     night->report->tokens_recomputed += n - 1 - restored;
+    ride->rider->restored = ride->rider->restored || restored > 0;
 }
 
 static enum ns_code board_ride(struct ns_night *night, struct ns_ride *ride, struct ns_error *err)
@@ -285,12 +294,8 @@ static enum ns_code board_ride(struct ns_night *night, struct ns_ride *ride, str
     };
     enum ns_code rc = ns_sched_add(night->sched, &item, &ride->sched_item, err);
     ride->in_sched = rc == NS_OK;
-    if (rc == NS_OK)
-        count_replay(night, ride, n);
-    if (rc == NS_OK && ride->state) {
-        ns_sched_adopt(night->sched, ride->sched_item, ride->state);
-        ride->state = NULL;
-    }
+    if (rc == NS_OK && !ride->boarded && ride->n_out > 0)
+        resume_ride(night, ride, (uint32_t)n);
     ride->boarded = ride->boarded || rc == NS_OK;
     ns_budget_give(night->budget, token);
     return rc;

@@ -136,8 +136,7 @@ static enum ns_code give_answer(struct ns_night *night, const struct ns_wave_des
         .n_top = desc->ask[ask].n_top,
         .answer = answer,
     };
-    if (ride->n_restored < position + 1)
-        ride->n_restored = position + 1;
+    ride->rider->restored = true;
     return ns_night_note(night, &result, n_tokens, err);
 }
 
@@ -189,10 +188,8 @@ static void close_suspended(struct ns_night *night, struct ns_suspended *suspend
     for (size_t s = 0; s < desc->n_segments; s++) {
         struct ns_seq *from = desc->segment[s].from, *into = desc->segment[s].into;
         struct ns_ride *heir = done && into ? heir_of(night, suspended, s) : NULL;
-        if (heir) {
+        if (heir)
             heir->state = into;
-            heir->n_restored = ns_seq_positions(into);
-        }
         if (from && from != into && !seen_before(desc, s, from))
             ns_seq_close(from);
         if (into && !heir && !seen_before(desc, s, into))
@@ -217,10 +214,10 @@ static enum ns_code finish_suspended(struct ns_night *night, struct ns_suspended
     struct ns_wave_stats stats;
     ns_wave_stats_get(wave, &stats);
     uint32_t n_tokens = 0;
+    ns_night_count(night, &stats);
     rc = give_answers(night, suspended, wave, &n_tokens, err);
     if (rc != NS_OK)
         return rc;
-    ns_night_count(night, &stats);
     struct ns_wave_record record =
         ns_night_record(night, &stats, "mixed", began_at_ms, (uint32_t)ns_suspended_desc(suspended)->n_segments,
                         n_tokens, "{\"resumed\":true}");

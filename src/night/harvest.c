@@ -270,9 +270,9 @@ static void fill_update(const struct ns_ride *ride, bool wants_logprobs, struct 
 struct lists {
     struct ns_seq_update *update;
     struct ns_request_end *end;
-    int64_t *progressed;
+    int64_t *progressed, *restored;
     struct ns_state_file *state;
-    size_t n_updates, n_ends, n_progressed;
+    size_t n_updates, n_ends, n_progressed, n_restored;
 };
 
 static void gather(struct ns_night *night, struct lists *lists)
@@ -295,6 +295,8 @@ static void gather(struct ns_night *night, struct lists *lists)
                 .result = &rider->result,
                 .error = rider->error[0] ? rider->error : NULL,
             };
+        if (rider->restored && !rider->restored_told)
+            lists->restored[lists->n_restored++] = rider->claim->attempt_id;
         if (progressed)
             lists->progressed[lists->n_progressed++] = rider->claim->request_id;
     }
@@ -330,6 +332,7 @@ static void settle(struct ns_night *night)
 {
     for (size_t r = night->roster.n; r-- > 0;) {
         struct ns_rider *rider = night->roster.rider[r];
+        rider->restored_told = rider->restored;
         for (size_t i = 0; i < rider->n; i++) {
             struct ns_ride *ride = &rider->ride[i];
             if (!ride->touched)
@@ -355,9 +358,11 @@ enum ns_code ns_night_commit(struct ns_night *night, const struct ns_wave_record
         .update = ns_budget_take(night->budget, n_rides * sizeof *lists.update, err),
         .end = ns_budget_take(night->budget, night->roster.n * sizeof *lists.end, err),
         .progressed = ns_budget_take(night->budget, night->roster.n * sizeof *lists.progressed, err),
+        .restored = ns_budget_take(night->budget, night->roster.n * sizeof *lists.restored, err),
         .state = ns_budget_take(night->budget, night->n_snaps * sizeof *lists.state, err),
     };
-    enum ns_code rc = lists.update && lists.end && lists.progressed && lists.state ? NS_OK : NS_BUDGET;
+    enum ns_code rc =
+        lists.update && lists.end && lists.progressed && lists.restored && lists.state ? NS_OK : NS_BUDGET;
     if (rc == NS_OK) {
         gather(night, &lists);
         ns_snap_rows(night, lists.state);
@@ -369,6 +374,8 @@ enum ns_code ns_night_commit(struct ns_night *night, const struct ns_wave_record
             .n_ends = lists.n_ends,
             .progressed = lists.progressed,
             .n_progressed = lists.n_progressed,
+            .restored = lists.restored,
+            .n_restored = lists.n_restored,
             .state = lists.state,
             .n_states = night->n_snaps,
         };
@@ -382,6 +389,7 @@ enum ns_code ns_night_commit(struct ns_night *night, const struct ns_wave_record
     ns_budget_give(night->budget, lists.update);
     ns_budget_give(night->budget, lists.end);
     ns_budget_give(night->budget, lists.progressed);
+    ns_budget_give(night->budget, lists.restored);
     ns_budget_give(night->budget, lists.state);
     return rc;
 }

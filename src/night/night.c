@@ -40,6 +40,8 @@ enum ns_code ns_night_step(struct ns_night *night, struct ns_wave *wave, bool *g
 void ns_night_count(struct ns_night *night, const struct ns_wave_stats *stats)
 {
     struct ns_night_report *r = night->report;
+    for (size_t i = 0; i < night->roster.n; i++)
+        night->roster.rider[i]->facts.waves++;
     r->waves++;
     r->rows += stats->rows;
     r->experts_requested += stats->experts_requested;
@@ -108,12 +110,6 @@ static enum ns_code commit_wave(struct ns_night *night, const struct ns_sched_pl
     return rc;
 }
 
-static void count_riders(struct ns_night *night)
-{
-    for (size_t i = 0; i < night->roster.n; i++)
-        night->roster.rider[i]->facts.waves++;
-}
-
 /* The engine says what a row chose: the scheduler groups later waves by it. */
 static void hear_row(void *arg, uint32_t layer, const char *name, uint32_t row, const float *v, const uint32_t *ids,
                      size_t n)
@@ -147,7 +143,7 @@ static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan 
     m->wave_stats(m->self, wave, &stats);
     struct ns_sched_outcome outcome;
     uint32_t n_tokens = 0;
-    count_riders(night);
+    ns_night_count(night, &stats);
     rc = ns_sched_take(night->sched, wave, &outcome, err);
     if (rc == NS_OK)
         rc = ns_night_harvest(night, &outcome, &n_tokens, err);
@@ -156,7 +152,6 @@ static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan 
     m->wave_close(m->self, wave);
     if (rc != NS_OK)
         return rc;
-    ns_night_count(night, &stats);
     return commit_wave(night, plan, &stats, began_at_ms, n_tokens, err);
 }
 

@@ -25,7 +25,6 @@ struct ns_ride {
     float *prompt_top_logprob;
     uint8_t *known; /* [prompt.n] which of them are known; NULL when not wanted */
     uint32_t n_scored, n_to_score;
-    uint32_t n_restored;  /* positions that did not have to be computed in this run: their answers or state came back */
     bool boarded;         /* was in the scheduler before */
     struct ns_seq *state; /* owned: came back from a file, for the scheduler to adopt */
     uint32_t n_snapshot;  /* positions of the side file that is there already */
@@ -44,6 +43,8 @@ struct ns_rider {
     struct ns_claim *claim;    /* owned */
     struct ns_request request; /* owned */
     bool parsed;
+    bool restored;      /* something of it came back from a side file ... */
+    bool restored_told; /* ... and its attempt says so */
     struct ns_ride *ride; /* [n] owned */
     size_t n, n_over;
     struct ns_run_facts facts;
@@ -102,6 +103,7 @@ NS_MUST_CHECK enum ns_code ns_night_board(struct ns_night *night, struct ns_erro
 /* night.c: what waves have in common. step: *gave_up when a signal came; the wave is as it was after its last step. */
 NS_MUST_CHECK enum ns_code ns_night_step(struct ns_night *night, struct ns_wave *wave, bool *gave_up,
                                          struct ns_error *err);
+/* A wave that is complete, before its answers are noted. */
 void ns_night_count(struct ns_night *night, const struct ns_wave_stats *stats);
 struct ns_wave_record ns_night_record(const struct ns_night *night, const struct ns_wave_stats *stats, const char *kind,
                                       int64_t began_at_ms, uint32_t n_seqs, uint32_t n_tokens, const char *detail);

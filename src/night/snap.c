@@ -71,7 +71,7 @@ static enum ns_code save_one(struct ns_night *night, struct ns_ride *ride, const
 
 static enum ns_code save_all(struct ns_night *night, struct ns_error *err)
 {
-    for (size_t r = 0; r < night->roster.n; r++) {
+    for (size_t r = 0; r < night->roster.n && ns_signal_count() <= 1; r++) {
         struct ns_rider *rider = night->roster.rider[r];
         for (size_t i = 0; i < rider->n && !rider->ending; i++) {
             struct ns_ride *ride = &rider->ride[i];
@@ -180,7 +180,6 @@ enum ns_code ns_night_restore(struct ns_night *night, struct ns_ride *ride, stru
     uint32_t positions = rc == NS_OK ? ns_seq_positions(seq) : 0;
     if (rc == NS_OK && positions < known_tokens(ride)) {
         ride->state = seq;
-        ride->n_restored = positions;
         ride->n_snapshot = positions;
         return NS_OK;
     }

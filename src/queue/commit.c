@@ -197,6 +197,8 @@ static enum ns_code put_all(struct ns_runner *r, const struct ns_wave_commit *c,
         rc = put_wave(r, c->wave, wave_id, err);
     for (size_t i = 0; rc == NS_OK && i < c->n_seqs; i++)
         rc = put_sequence(r, &c->seq[i], *wave_id, err);
+    for (size_t i = 0; rc == NS_OK && i < c->n_restored; i++)
+        rc = ns_sql_run(r->q, err, "UPDATE attempts SET resume_kind = 'state' WHERE id = ?", "i", c->restored[i]);
     for (size_t i = 0; rc == NS_OK && i < c->n_states; i++)
         rc = ns_state_swap(r, &c->state[i], *wave_id, now, err);
     for (size_t i = 0; rc == NS_OK && i < c->n_ends; i++)

@@ -111,33 +111,46 @@ static enum ns_code check_pages(struct ns_queue *q, struct examination *x, struc
     return rc;
 }
 
-/* I7: every named side file is there with its size. */
-static enum ns_code check_files(struct ns_queue *q, struct examination *x, struct ns_error *err)
+/* What is wrong with a side file; false: nothing. */
+static bool is_side_wrong(struct ns_queue *q, ns_side_check_fn check, const char *path, uint64_t bytes,
+                          const char *checksum, char *text, size_t size)
+{
+    struct ns_file *file = NULL;
+    struct ns_error why = {0};
+    bool there = ns_file_open(path, NS_FILE_READ, &file, NULL) == NS_OK;
+    uint64_t found = there ? ns_file_bytes(file) : 0;
+    ns_code_ignore(ns_file_close(file, NULL));
+    if (!there)
+        snprintf(text, size, "missing");
+    else if (found != bytes)
+        snprintf(text, size, "%" PRIu64 " bytes long, not %" PRIu64, found, bytes);
+    else if (check && check(path, checksum, q->budget, &why) != NS_OK)
+        snprintf(text, size, "damaged (%.120s)", why.message);
+    else
+        return false;
+    return true;
+}
+
+/* I7: every named side file is there with its size, and with its checksum when somebody can tell. */
+static enum ns_code check_files(struct ns_queue *q, ns_side_check_fn check, struct examination *x, struct ns_error *err)
 {
     sqlite3_stmt *stmt;
     enum ns_code rc = ns_sql_rows(q, &stmt, err,
-                                  "SELECT id, rel_path, bytes FROM state_files UNION ALL SELECT id, rel_path, bytes"
-                                  " FROM suspends",
+                                  "SELECT id, rel_path, bytes, checksum FROM state_files UNION ALL"
+                                  " SELECT id, rel_path, bytes, checksum FROM suspends",
                                   "");
     for (bool row = rc == NS_OK; rc == NS_OK && row;) {
         rc = ns_sql_next(q, stmt, &row, err);
         if (rc != NS_OK || !row)
             break;
-        char path[NS_PATH_SIZE + 160], text[256];
-        const char *name = ns_sql_text(stmt, 1);
-        struct ns_file *file = NULL;
+        char path[NS_PATH_SIZE + 160], text[320], wrong[160];
+        const char *name = ns_sql_text(stmt, 1), *checksum = ns_sql_text(stmt, 3);
         snprintf(path, sizeof path, "%.*s.state/%.100s", NS_PATH_SIZE - 8, q->path, name ? name : "");
-        uint64_t bytes = 0;
-        bool there = ns_file_open(path, NS_FILE_READ, &file, NULL) == NS_OK;
-        if (there) {
-            bytes = ns_file_bytes(file);
-            there = ns_file_close(file, NULL) == NS_OK;
-        }
-        if (!there || bytes != (uint64_t)sqlite3_column_int64(stmt, 2)) {
-            snprintf(text, sizeof text, "side file %.100s is %s; it will be rebuilt from tokens", name ? name : "",
-                     there ? "of another size" : "missing");
-            report(x, "I7", sqlite3_column_int64(stmt, 0), text);
-        }
+        if (!is_side_wrong(q, check, path, (uint64_t)sqlite3_column_int64(stmt, 2), checksum ? checksum : "", wrong,
+                           sizeof wrong))
+            continue;
+        snprintf(text, sizeof text, "side file %.100s is %s; it will be rebuilt from tokens", name ? name : "", wrong);
+        report(x, "I7", sqlite3_column_int64(stmt, 0), text);
     }
     return rc;
 }
@@ -167,9 +180,10 @@ static enum ns_code check_hashes(struct ns_queue *q, struct examination *x, stru
     return rc;
 }
 
-enum ns_code ns_queue_doctor(struct ns_queue *queue, bool deep, ns_finding_fn each, void *arg, int64_t *n_findings,
-                             struct ns_error *err)
+enum ns_code ns_queue_doctor(struct ns_queue *queue, const struct ns_doctor_options *options, ns_finding_fn each,
+                             void *arg, int64_t *n_findings, struct ns_error *err)
 {
+    bool deep = options->deep;
     struct examination x = {.each = each, .arg = arg};
     char note[200];
     snprintf(note, sizeof note, "SQLite %s%s", sqlite3_libversion(),
@@ -182,7 +196,7 @@ enum ns_code ns_queue_doctor(struct ns_queue *queue, bool deep, ns_finding_fn ea
         if (deep || !checks[i].deep)
             rc = run_check(queue, &checks[i], &x, err);
     if (rc == NS_OK)
-        rc = check_files(queue, &x, err);
+        rc = check_files(queue, deep ? options->check_side : NULL, &x, err);
     if (rc == NS_OK && deep)
         rc = check_hashes(queue, &x, err);
     *n_findings = x.n;

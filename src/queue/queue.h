@@ -237,6 +237,8 @@ struct ns_wave_commit {
     size_t n_states;
     const int64_t *progressed; /* requests that were in this wave: their suspicion is lifted */
     size_t n_progressed;
+    const int64_t *restored; /* attempts that turned out to go on from a side file */
+    size_t n_restored;
 };
 
 /* What people asked for meanwhile, read in the same transaction. */
@@ -472,9 +474,17 @@ NS_MUST_CHECK enum ns_code ns_queue_get(struct ns_queue *queue, int64_t batch_id
 
 /* invariant: "I1".."I9", "integrity", "foreign keys", "json", "library" (a note). ref: a row id or 0. */
 typedef void (*ns_finding_fn)(void *arg, const char *invariant, bool is_note, int64_t ref, const char *text);
-/* Calls each finding; *n_findings counts those that are not notes. deep: side file checksums and JSON of every column. */
-NS_MUST_CHECK enum ns_code ns_queue_doctor(struct ns_queue *queue, bool deep, ns_finding_fn each, void *arg,
-                                           int64_t *n_findings, struct ns_error *err);
+/* Reads a side file whole and compares it with its checksum; what is in it is the engine's business. */
+typedef enum ns_code (*ns_side_check_fn)(const char *path, const char *checksum, struct ns_budget *budget,
+                                         struct ns_error *err);
+
+struct ns_doctor_options {
+    bool deep;                   /* checksums, and JSON of every column */
+    ns_side_check_fn check_side; /* deep: for every named side file; NULL: sizes only */
+};
+/* Calls each finding; *n_findings counts those that are not notes. */
+NS_MUST_CHECK enum ns_code ns_queue_doctor(struct ns_queue *queue, const struct ns_doctor_options *options,
+                                           ns_finding_fn each, void *arg, int64_t *n_findings, struct ns_error *err);
 
 /* ---- care.c ---------------------------------------------------------------------------------------------------------------------- */
 

@@ -25,6 +25,7 @@ enum ns_code night_fixture_run(struct night_fixture *f, struct fake_machine *fak
                                struct ns_night_report *report, struct ns_error *err);
 /* Checks that doctor finds nothing. */
 void night_fixture_check(struct night_fixture *f);
+int64_t night_fixture_findings(struct night_fixture *f); /* how many, quietly */
 
 struct night_tally {
     int64_t queued, running, done, failed, n_out;

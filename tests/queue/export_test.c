@@ -110,7 +110,7 @@ static void damaged_rows_are_left_out(void **state)
     assert_int_equal(report.damaged, 2);
     assert_int_equal(report.written, 8);
     int64_t n = 0;
-    RIG_OK(ns_queue_doctor(g->q, true, rig_finding, NULL, &n, err));
+    RIG_OK(ns_queue_doctor(g->q, &(struct ns_doctor_options){.deep = true}, rig_finding, NULL, &n, err));
     assert_true(n >= 2);
 }
 

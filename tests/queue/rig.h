@@ -110,7 +110,7 @@ static inline void rig_finding(void *arg, const char *invariant, bool is_note, i
 static inline void rig_doctor(struct rig *g)
 {
     int64_t n = -1;
-    RIG_OK(ns_queue_doctor(g->q, true, rig_finding, NULL, &n, err));
+    RIG_OK(ns_queue_doctor(g->q, &(struct ns_doctor_options){.deep = true}, rig_finding, NULL, &n, err));
     assert_int_equal(n, 0);
 }
 
