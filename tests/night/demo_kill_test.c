@@ -1,5 +1,6 @@
 /* demo_kill_test.c - the real program on the demo model, killed (SIGKILL) or stopped (SIGTERM) at random moments until the
- * queue is done. After every death doctor finds nothing; the digest of the results equals that of an undisturbed run.
+ * queue is done. After every death doctor finds nothing, the next run gets the lock at once (C70: it would be refused with
+ * exit 75 otherwise), and the digest of the results equals that of an undisturbed run.
  * NS_BINARY: the program; NS_KILLS: deaths of each kind wanted; NS_SEED. */
 #define _GNU_SOURCE
 #include "base/base.h"
