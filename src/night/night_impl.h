@@ -43,8 +43,8 @@ struct ns_rider {
     struct ns_claim *claim;    /* owned */
     struct ns_request request; /* owned */
     bool parsed;
-    bool restored;      /* something of it came back from a side file ... */
-    bool restored_told; /* ... and its attempt says so */
+    bool restored;        /* something of it came back from a side file ... */
+    bool restored_told;   /* ... and its attempt says so */
     struct ns_ride *ride; /* [n] owned */
     size_t n, n_over;
     struct ns_run_facts facts;
