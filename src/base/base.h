@@ -94,6 +94,9 @@ void ns_budget_init(struct ns_budget *budget, const char *name, size_t limit_byt
 NS_MUST_CHECK enum ns_code ns_budget_share(struct ns_budget *share, struct ns_budget *parent, const char *name,
                                            size_t limit_bytes, struct ns_error *err);
 void ns_budget_fini(struct ns_budget *budget); /* gives a share's limit back; asserts nothing is left in use */
+/* Moves bytes of the limit of one share to another share of the same parent, whose sum stays. false, and nothing moves,
+ * when from uses them. The caller sees to it that no other thread charges either of the two meanwhile. */
+bool ns_budget_shift(struct ns_budget *from, struct ns_budget *to, size_t bytes);
 size_t ns_budget_used(const struct ns_budget *budget);
 size_t ns_budget_left(const struct ns_budget *budget);
 size_t ns_budget_peak(const struct ns_budget *budget);
@@ -106,6 +109,9 @@ void *ns_budget_take_raw(struct ns_budget *budget, size_t bytes, size_t align, s
 /* Grows or shrinks a block from take; content kept up to the smaller size, the new part zeroed. NULL: old block stays. */
 void *ns_budget_resize(struct ns_budget *budget, void *block, size_t bytes, struct ns_error *err);
 void ns_budget_give(struct ns_budget *budget, void *block);
+/* Once, before threads: from then on a large block goes back to the system when it is given, so that what one share gave
+ * away is not resident any more when another takes it. */
+void ns_heap_init(void);
 /* For hooks of libraries (JSON, SQLite): plain malloc, realloc and free that know the fault countdown. */
 void *ns_heap_alloc(size_t bytes);
 void *ns_heap_resize(void *block, size_t bytes);

@@ -13,6 +13,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #define HEAD_BYTES 64
 
@@ -73,6 +76,16 @@ void ns_budget_fini(struct ns_budget *budget)
         discharge(budget->parent, budget->limit_bytes);
     budget->parent = NULL;
     budget->limit_bytes = 0;
+}
+
+bool ns_budget_shift(struct ns_budget *from, struct ns_budget *to, size_t bytes)
+{
+    assert(from->parent && from->parent == to->parent);
+    if (bytes > ns_budget_left(from))
+        return false;
+    from->limit_bytes -= bytes;
+    to->limit_bytes += bytes; /* their sum was charged to the parent: it does not overflow */
+    return true;
 }
 
 size_t ns_budget_used(const struct ns_budget *budget)
@@ -152,6 +165,15 @@ void ns_budget_give(struct ns_budget *budget, void *block)
     (void)budget;
     discharge(head.budget, head.bytes);
     free(head.raw);
+}
+
+void ns_heap_init(void)
+{
+#ifdef __GLIBC__
+    /* a threshold that was set no longer grows with the blocks that are freed */
+    (void)mallopt(M_MMAP_THRESHOLD, 128 * 1024);
+    (void)mallopt(M_TRIM_THRESHOLD, 1024 * 1024);
+#endif
 }
 
 void *ns_heap_alloc(size_t bytes)

@@ -79,6 +79,7 @@ int main(int argc, char **argv)
     struct ns_cli cli = {0};
     struct ns_error err = {0};
     ns_host_fill_streams();
+    ns_heap_init();
     ns_host_init();
     ns_json_init();
     ns_queue_library_init();

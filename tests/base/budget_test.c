@@ -106,10 +106,34 @@ static void resizing_keeps_content(void **state)
     ns_budget_fini(&b);
 }
 
+static void limits_move_between_shares(void **state)
+{
+    (void)state;
+    struct ns_budget b, one, two;
+    ns_budget_init(&b, "root", 1000);
+    assert_int_equal(ns_budget_share(&one, &b, "one", 600, NULL), NS_OK);
+    assert_int_equal(ns_budget_share(&two, &b, "two", 100, NULL), NS_OK);
+    void *p = ns_budget_take(&one, 400, NULL);
+    assert_non_null(p);
+    assert_false(ns_budget_shift(&one, &two, 201)); /* in use */
+    assert_int_equal(ns_budget_left(&one), 200);
+    assert_int_equal(ns_budget_left(&two), 100);
+    assert_true(ns_budget_shift(&one, &two, 200));
+    assert_int_equal(ns_budget_left(&one), 0);
+    assert_int_equal(ns_budget_left(&two), 300);
+    assert_int_equal(ns_budget_used(&b), 700);
+    ns_budget_give(&one, p);
+    ns_budget_fini(&one);
+    ns_budget_fini(&two);
+    assert_int_equal(ns_budget_used(&b), 0);
+    ns_budget_fini(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(sums_hold, teardown),
+        cmocka_unit_test_teardown(limits_move_between_shares, teardown),
         cmocka_unit_test_teardown(refusal_is_clean, teardown),
         cmocka_unit_test_teardown(blocks_are_aligned_and_zeroed, teardown),
         cmocka_unit_test_teardown(resizing_keeps_content, teardown),
