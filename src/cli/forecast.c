@@ -95,13 +95,17 @@ static double bytes_of(const struct ns_forecast *move)
     return (double)(move->trunk_bytes + move->head_bytes + move->embed_bytes + move->expert_bytes);
 }
 
-static struct cost cost_of(const struct ns_night_plan *plan, const struct ns_outlook *o, double rows)
+/* state_bytes: of the sequences that are kept meanwhile */
+static struct cost cost_of(const struct ns_night_plan *plan, const struct ns_outlook *o, double rows,
+                           double state_bytes)
 {
     struct cost c;
     uint32_t n = rows < 1 ? 1 : (uint32_t)rows;
     double context =
         o->load.requests ? ((double)o->load.tokens_in + o->load.tokens_out_expected) / (double)o->load.requests / 2 : 0;
-    ns_plan_forecast(&plan->engine, &plan->work, n, n, 0, context, &c.move);
+    struct ns_load_shape shape = {
+        .rows = n, .head_rows = n, .mean_context = context, .state_bytes = (uint64_t)state_bytes};
+    ns_plan_forecast(&plan->engine, &plan->work, &shape, &c.move);
     c.disk_s = bytes_of(&c.move) / o->rates.disk_bytes_per_s;
     c.compute_s = c.move.multiply_adds / o->rates.fma_per_s;
     return c;
@@ -151,10 +155,11 @@ static struct work_time time_of(const struct ns_night_plan *plan, const struct n
     const struct ns_plan *p = &plan->engine;
     const struct ns_load *load = &o->load;
     double rows = (double)load->tokens_in + out, mean = rows / (double)load->requests;
-    double live = (double)p->share[NS_SHARE_STATES] / ((double)p->seq_bytes + mean * (double)p->position_bytes);
-    live = fmin(fmax(floor(live), 1), (double)load->requests);
+    double states = (double)p->share[NS_SHARE_STATES] + (double)p->share[NS_SHARE_RESIDENT];
+    double one = (double)p->seq_bytes + mean * (double)p->position_bytes;
+    double live = fmin(fmax(floor(states / one), 1), (double)load->requests);
     double waves = fmax(ceil(rows / p->rows_max), fmax(ceil(out / live), longest));
-    struct cost c = cost_of(plan, o, rows / waves);
+    struct cost c = cost_of(plan, o, rows / waves, out > 0 ? live * one : 0);
     struct ns_range wall = wall_of(&c);
     double fill = (double)c.move.kept_bytes / o->rates.disk_bytes_per_s; /* what stays is read once */
     return (struct work_time){waves, fill + waves * wall.low, fill + waves * wall.high};
@@ -176,7 +181,7 @@ static void compare_past(const struct ns_night_plan *plan, const struct ns_queue
     o->past.rows = s->wave_rows;
     if (s->waves == 0)
         return;
-    struct cost c = cost_of(plan, o, (double)s->wave_rows / (double)s->waves);
+    struct cost c = cost_of(plan, o, (double)s->wave_rows / (double)s->waves, 0);
     struct ns_range wall = wall_of(&c);
     double waves = (double)s->waves;
     o->past.bytes = (double)s->bytes_read;
@@ -220,7 +225,7 @@ enum ns_code ns_outlook_read(struct ns_cli *cli, const struct ns_night_options *
         rc = read_queue(cli, options->model_dir, plan, out, err);
     if (rc != NS_OK)
         return rc;
-    struct cost c = cost_of(plan, out, plan->engine.rows_max);
+    struct cost c = cost_of(plan, out, plan->engine.rows_max, 0);
     out->wave.rows = plan->engine.rows_max;
     out->wave.move = c.move;
     out->wave.disk_s = c.disk_s;

@@ -11,7 +11,8 @@ uint64_t ns_plan_sequences(const struct ns_plan *plan, uint32_t positions)
 {
     uint64_t pages = ((uint64_t)positions + plan->block_positions - 1) / plan->block_positions;
     uint64_t one = plan->seq_bytes + pages * plan->block_positions * plan->position_bytes;
-    return one > 0 ? plan->share[NS_SHARE_STATES] / one : 0;
+    /* states have the first claim on what weights hold */
+    return one > 0 ? (plan->share[NS_SHARE_STATES] + plan->share[NS_SHARE_RESIDENT]) / one : 0;
 }
 
 void ns_plan_note(struct ns_cli *cli, const struct ns_night_plan *p)
@@ -24,9 +25,11 @@ void ns_plan_note(struct ns_cli *cli, const struct ns_night_plan *p)
                 size_of(v->ceiling_bytes, a), size_of(v->free_bytes, b), size_of(v->promised_bytes, c),
                 size_of(v->margin_bytes, d));
     ns_note(cli,
-            "plan: %s in all; %s for waves of up to %" PRIu32 " rows, %s for %" PRIu64
-            " sequences of 1024 positions, %s of weights in flight, %s that stay",
+            "plan: %s in all; %s for waves of up to %" PRIu32
+            " rows, %s of weights in flight, %s for weights that stay "
+            "(%s dense, %" PRIu32 " experts) or states of up to %" PRIu64 " sequences of 1024 positions",
             size_of(p->ceiling_bytes, a), size_of(e->share[NS_SHARE_ROWS], b), e->rows_max,
-            size_of(e->share[NS_SHARE_STATES], c), ns_plan_sequences(e, 1024),
-            size_of(e->share[NS_SHARE_TILES] + e->share[NS_SHARE_EXPERTS], d), size_of(e->share[NS_SHARE_RESIDENT], f));
+            size_of(e->share[NS_SHARE_TILES] + e->share[NS_SHARE_EXPERTS], c),
+            size_of(e->share[NS_SHARE_RESIDENT] + e->share[NS_SHARE_STATES], d),
+            size_of(e->keep.trunk_bytes + e->keep.head_bytes, f), e->keep.experts, ns_plan_sequences(e, 1024));
 }

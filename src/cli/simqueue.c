@@ -93,7 +93,7 @@ static enum ns_code options_of(struct ns_cli *cli, const struct ns_night_options
     *out = (struct ns_sim_options){
         .sched = {.rows = options->wave_rows},
         .model = ns_sched_model_of(&config, p->trunk_bytes, p->expert_bytes),
-        .state_bytes = p->share[NS_SHARE_STATES],
+        .state_bytes = p->share[NS_SHARE_STATES] + p->share[NS_SHARE_RESIDENT],
         .seq_bytes = p->seq_bytes,
         .seq_bytes_position = p->position_bytes,
         .rows_max = p->rows_max,

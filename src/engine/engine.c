@@ -10,6 +10,31 @@ static unsigned threads_of(const struct ns_engine_options *o)
     return n ? n : 1;
 }
 
+static enum ns_code open_shape(struct ns_engine *e, size_t tile_bytes, struct ns_model **out, struct ns_error *err)
+{
+    struct ns_model_options mo = {.n_layers = e->options.layers,
+                                  .head_group = e->options.head_group,
+                                  .n_threads = e->kernels.n_threads,
+                                  .tile_bytes = tile_bytes};
+    return ns_model_open(&e->config, e->shards, NULL, &mo, e->budget, out, err);
+}
+
+/* What stays resident, from the tiles as the store will cut them. */
+static enum ns_code foresee_keep(struct ns_engine *e, size_t slot_bytes, struct ns_error *err)
+{
+    struct ns_plan *plan = &e->plan;
+    struct ns_model *shape = NULL;
+    enum ns_code rc = open_shape(e, plan->store.tile_bytes, &shape, err);
+    if (rc != NS_OK)
+        return rc;
+    const size_t *first;
+    const struct ns_tile *tile = ns_model_tiles(shape, &first);
+    ns_keep_measure(tile, first[plan->layers + 1], plan->store.resident_bytes, slot_bytes,
+                    (uint64_t)plan->n_moe_layers * plan->n_experts, &plan->keep);
+    ns_model_close(shape);
+    return NS_OK;
+}
+
 enum ns_code ns_engine_prepare(struct ns_engine *e, const char *dir, struct ns_error *err)
 {
     enum ns_code rc = ns_config_read(dir, e->budget, &e->config, err);
@@ -23,15 +48,14 @@ enum ns_code ns_engine_prepare(struct ns_engine *e, const char *dir, struct ns_e
         return rc;
     e->kernels = ns_kernels_select(e->options.cpu, threads_of(&e->options));
     e->kernels.time = &e->product;
-    struct ns_model_options mo = {.n_layers = e->options.layers,
-                                  .head_group = e->options.head_group,
-                                  .n_threads = e->kernels.n_threads,
-                                  .tile_bytes = e->options.store.tile_bytes ? e->options.store.tile_bytes : 1u << 20};
     struct ns_model *shape = NULL;
-    rc = ns_model_open(&e->config, e->shards, NULL, &mo, e->budget, &shape, err);
+    struct ns_store_need need;
+    rc = ns_store_measure(&e->config, e->shards, &e->options.store, e->budget, &need, err);
+    if (rc == NS_OK)
+        rc = open_shape(e, e->options.store.tile_bytes ? e->options.store.tile_bytes : 1u << 20, &shape, err);
     if (rc != NS_OK)
         return rc;
-    rc = ns_plan_make(shape, &e->kernels, &e->options, e->budget, &e->plan, err);
+    rc = ns_plan_make(shape, &e->kernels, &e->options, &need, e->budget, &e->plan, err);
     struct ns_model_work work;
     ns_model_work_get(shape, &work);
     e->work = (struct ns_work){work.trunk, work.experts, work.head, work.attend};
@@ -41,7 +65,7 @@ enum ns_code ns_engine_prepare(struct ns_engine *e, const char *dir, struct ns_e
     e->kda_layer_floats = e->config.kda_heads * ns_kda_head_floats(&e->config);
     e->key_floats = ns_mla_key_floats(&e->config);
     e->block = e->plan.block_positions;
-    return rc;
+    return rc == NS_OK ? foresee_keep(e, need.slot_bytes, err) : rc;
 }
 
 static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_error *err)
@@ -58,6 +82,14 @@ static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_e
     struct ns_model_options mo = {
         .n_layers = e->options.layers, .head_group = e->options.head_group, .n_threads = e->kernels.n_threads};
     rc = ns_model_open(&e->config, e->shards, e->store, &mo, e->budget, &e->model, err);
+    if (rc == NS_OK)
+        rc = ns_pool_open(e, err);
+    if (rc == NS_OK) {
+        e->union_share = (double *)ns_budget_take(e->budget, e->plan.layers * sizeof *e->union_share, err);
+        rc = e->union_share ? NS_OK : NS_BUDGET;
+    }
+    for (uint32_t i = 0; rc == NS_OK && i < e->plan.layers; i++)
+        e->union_share[i] = 1;
     if (rc == NS_OK && e->options.spill_dir && e->n_kda)
         rc = ns_spill_open(e, err);
     return rc;
@@ -87,6 +119,7 @@ void ns_engine_close(struct ns_engine *e)
     if (!e)
         return;
     ns_spill_close(e);
+    ns_budget_give(e->budget, e->union_share);
     ns_model_close(e->model);
     ns_store_close(e->store);
     if (e->rows_share.parent)

@@ -26,7 +26,7 @@ struct ns_engine_options {
     uint32_t head_group;      /* attention heads worked on together; 0: default */
     size_t state_bytes;       /* most memory for kept sequences; 0: what the plan gives */
     const char *spill_dir;    /* recurrent states that do not fit in memory go to files here; NULL: never */
-    uint64_t spill_bytes;     /* most bytes of such files */
+    uint64_t spill_bytes;     /* most bytes of such files; 0: half of what is free there */
     uint32_t spill_log;       /* positions logged between two rewrites of a state; 0: default 8 */
     struct ns_store_options store;
 };
@@ -60,10 +60,12 @@ enum ns_share {
 const char *ns_share_name(enum ns_share share); /* "model", "tiles", "experts", "rows", "states", "resident", "slack" */
 
 struct ns_plan {
-    size_t budget_bytes;     /* the ceiling that was divided */
-    size_t used_bytes;       /* taken before (config, index of tensors) */
-    size_t share[NS_SHARES]; /* sums to at most budget_bytes - used_bytes */
-    size_t floor_bytes;      /* the smallest budget that works, at waves of floor_rows */
+    size_t budget_bytes; /* the ceiling that was divided */
+    size_t used_bytes;   /* taken before (config, index of tensors) */
+    size_t
+        share[NS_SHARES]; /* sums to at most budget_bytes - used_bytes; states that need more take it from resident */
+    struct ns_keep keep;  /* what the resident share holds when it is full */
+    size_t floor_bytes;   /* the smallest budget that works, at waves of floor_rows */
     uint32_t floor_rows;
     uint32_t rows_max, context, layers, block_positions;
     size_t row_bytes;      /* of a row in the largest wave, rounded up */
@@ -72,7 +74,10 @@ struct ns_plan {
     size_t expert_bytes;   /* one expert */
     uint32_t n_moe_layers, n_experts, top_k;
     uint64_t trunk_bytes, head_bytes, embed_row_bytes, expert_total_bytes;
-    struct ns_store_options store; /* what the store is opened with */
+    uint64_t spill_bytes, spill_free_bytes; /* most bytes of spilled states, and what is free there; 0: no folder */
+    uint64_t spill_file_bytes;              /* of one spilled state */
+    uint32_t spilled_most;                  /* sequences; their states need not fit in memory */
+    struct ns_store_options store;          /* what the store is opened with */
 };
 
 /* Multiply-adds per row, from the shapes: everything but experts, attention over the context and the head; experts;
@@ -81,8 +86,7 @@ struct ns_work {
     uint64_t trunk, experts, head, attend;
 };
 
-/* What one wave moves and computes. distinct: experts per layer that its rows choose (0: the pessimistic union of
- * independent uniform choices). */
+/* What one wave moves and computes, once what stays has been read. */
 struct ns_forecast {
     uint64_t trunk_bytes, head_bytes, embed_bytes, expert_bytes, kept_bytes; /* kept: not read, because resident */
     uint64_t experts_distinct;                                               /* over all layers */
@@ -95,8 +99,16 @@ NS_MUST_CHECK enum ns_code ns_plan_read(const char *dir, const struct ns_engine_
                                         struct ns_error *err);
 const struct ns_plan *ns_engine_plan(const struct ns_engine *engine);
 void ns_engine_work(const struct ns_engine *engine, struct ns_work *out);
-void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, uint32_t rows, uint32_t head_rows,
-                      double distinct, double mean_context, struct ns_forecast *out);
+
+struct ns_load_shape {
+    uint32_t rows, head_rows;
+    double distinct; /* experts per layer that the rows choose; 0: the union of independent uniform choices */
+    double mean_context;
+    uint64_t state_bytes; /* what kept sequences take meanwhile */
+};
+
+void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, const struct ns_load_shape *load,
+                      struct ns_forecast *out);
 
 /* ---- sequences ------------------------------------------------------------------------------------------------------------------ */
 
@@ -104,7 +116,8 @@ void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, ui
 size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions);
 size_t ns_engine_state_left(const struct ns_engine *engine);
 
-/* Spilled states so far: bytes read, bytes written, files now. Zero without a spill folder. */
+/* Spilled states so far: bytes read, bytes written, files now. Zero without a spill folder. A folder with less room than
+ * one state needs is no error: then no state is spilled. */
 struct ns_spill_stats {
     uint64_t read_bytes, written_bytes, file_bytes;
     uint32_t n_files;
@@ -188,6 +201,8 @@ struct ns_wave_stats {
     uint64_t experts_requested;  /* rows x top_k over the layers */
     uint64_t experts_distinct;   /* sum over layers of the union */
     struct ns_store_stats store; /* of this wave */
+    uint64_t spill_read_bytes, spill_written_bytes;
+    uint64_t spill_file_bytes; /* of all spilled states, after the wave */
     uint64_t compute_ns, wall_ns;
     uint64_t product_ns; /* of compute_ns: in matrix products and experts */
 };

@@ -5,6 +5,11 @@
 #include "engine/engine.h"
 #include "model/model.h"
 
+struct ns_pool {
+    size_t most_resident, most_states; /* how far each may grow */
+    size_t step;
+};
+
 struct ns_engine {
     struct ns_budget *budget;
     struct ns_engine_options options;
@@ -18,11 +23,26 @@ struct ns_engine {
     struct ns_plan plan;
     struct ns_work work;
     struct ns_budget rows_share, state_share; /* limit 0 until opened */
-    struct ns_spill *spill;                   /* NULL: states stay in memory */
-    struct ns_wave *wave;                     /* the one in progress, or NULL */
-    size_t kda_layer_floats, key_floats;      /* one layer's recurrent state; one cached position */
-    uint32_t n_kda, n_mla, block;             /* block: positions of a page */
+    struct ns_pool pool;
+    struct ns_seq *first_seq;
+    struct ns_spill *spill; /* NULL: states stay in memory */
+    struct ns_wave *wave;   /* the one in progress, or NULL */
+    double *union_share;    /* [layers]: experts wanted in the last wave, in parts of what uniform choices would want */
+    size_t kda_layer_floats, key_floats; /* one layer's recurrent state; one cached position */
+    uint32_t n_kda, n_mla, block;        /* block: positions of a page */
 };
+
+/* ---- pool.c: memory that states and kept weights share ---------------------------------------------------------------------------- */
+
+/* Model and store are open. */
+NS_MUST_CHECK enum ns_code ns_pool_open(struct ns_engine *engine, struct ns_error *err);
+size_t ns_pool_left(const struct ns_engine *engine);  /* what states may still take */
+size_t ns_pool_bytes(const struct ns_engine *engine); /* what they may have in all */
+/* Before bytes are taken from the share of states: weights go as far as needed, then states go to files when that is
+ * allowed. Nothing happens during a wave. Whether there is room now is found out by taking it; an error is one of files. */
+NS_MUST_CHECK enum ns_code ns_pool_make_room(struct ns_engine *engine, size_t bytes, struct ns_error *err);
+/* Before a wave reads: weights get what states have left. */
+NS_MUST_CHECK enum ns_code ns_pool_settle(struct ns_engine *engine, struct ns_error *err);
 
 /* ---- seqstate.c ------------------------------------------------------------------------------------------------------------------ */
 
@@ -41,8 +61,9 @@ struct ns_seq {
     struct ns_spill_file *spilled;
     struct ns_page **page;
     uint32_t n_pages, page_capacity;
-    uint32_t n_from, n_into; /* uses in the wave that is being checked */
-    uint32_t home;           /* index among the homes of the wave in progress */
+    struct ns_seq *next, *before; /* of all sequences of the engine */
+    uint32_t n_from, n_into;      /* uses in the wave that is being checked */
+    uint32_t home;                /* index among the homes of the wave in progress */
 };
 
 struct ns_page *ns_page_open(struct ns_engine *engine, struct ns_error *err); /* no reference yet */
@@ -67,6 +88,16 @@ struct ns_spill_file {
 };
 struct ns_spill_window;
 
+/* Of one layer and group of heads, with its log; of one sequence. log: positions, 0: default. */
+struct ns_spill_sizes {
+    uint32_t log;
+    size_t slice_bytes;
+    uint64_t file_bytes;
+};
+
+void ns_spill_measure(const struct ns_model *model, uint32_t log, struct ns_spill_sizes *out);
+/* What of asked (0: half of it) the folder has room for, less a margin; it need not exist yet. */
+uint64_t ns_spill_limit(const char *dir, uint64_t asked, uint64_t *free_bytes);
 NS_MUST_CHECK enum ns_code ns_spill_open(struct ns_engine *engine, struct ns_error *err);
 void ns_spill_close(struct ns_engine *engine);
 NS_MUST_CHECK enum ns_code ns_spill_take(struct ns_engine *engine, struct ns_spill_file **out, struct ns_error *err);
@@ -75,7 +106,10 @@ NS_MUST_CHECK enum ns_code ns_spill_get_layer(struct ns_engine *engine, const st
                                               uint32_t kda_index, uint32_t n_logged, float *out, struct ns_error *err);
 NS_MUST_CHECK enum ns_code ns_spill_put_layer(struct ns_engine *engine, struct ns_spill_file *file, uint32_t kda_index,
                                               const float *in, struct ns_error *err);
-size_t ns_spill_room(const struct ns_engine *engine); /* what spilled states could add to state_left */
+bool ns_spill_has_room(const struct ns_engine *engine); /* for one more */
+size_t ns_spill_cost(const struct ns_engine *engine);   /* memory for one more recurrent state, in a file or not */
+/* Moves the state of a sequence from memory to a file; on error it is where it was. */
+NS_MUST_CHECK enum ns_code ns_spill_out(struct ns_seq *seq, struct ns_error *err);
 
 /* Homes of a wave: those that are spilled pass through a window of one group of heads. n_new [n_homes]: rows that end in
  * the home, 0: it is only read. on_goes: the home is also where they start. */
@@ -193,13 +227,16 @@ NS_MUST_CHECK enum ns_code ns_rows_open(struct ns_engine *engine, const struct n
                                         struct ns_error *err);
 void ns_rows_close(struct ns_engine *engine, struct ns_rows *rows);
 
+/* Experts that rows choose of n_experts when each row's top_k are independent and uniform. */
+double ns_uniform_union(double n_experts, double top_k, uint32_t rows);
+
 /* ---- plan.c ---------------------------------------------------------------------------------------------------------------------------- */
 
 /* Divides what the budget has left. shape: the model without a store; *out must be all zero. NS_BUDGET fills floor and
  * used_bytes all the same. */
 NS_MUST_CHECK enum ns_code ns_plan_make(const struct ns_model *shape, const struct ns_kernels *kernels,
-                                        const struct ns_engine_options *options, const struct ns_budget *budget,
-                                        struct ns_plan *out, struct ns_error *err);
+                                        const struct ns_engine_options *options, const struct ns_store_need *need,
+                                        const struct ns_budget *budget, struct ns_plan *out, struct ns_error *err);
 /* Config, index and census of a directory; what ns_plan_read and ns_engine_open share. Fills engine->config, shards,
  * kernels and plan; on error the caller closes the engine. */
 NS_MUST_CHECK enum ns_code ns_engine_prepare(struct ns_engine *engine, const char *dir, struct ns_error *err);

@@ -10,7 +10,8 @@
  * INVARIANTS
  *   1. The sum of the shares is at most what was left.                          (plan_test: shares_sum_below_the_budget)
  *   2. A budget of exactly the floor works, one below is refused with it.        (plan_test: floor_is_sharp)
- *   3. More memory never gives fewer rows, states or residents.                  (plan_test: monotonic) */
+ *   3. More memory never gives fewer rows, states or residents.                  (plan_test: monotonic)
+ *   4. A full store holds what the plan says.                                    (pool_test: the_plan_is_kept) */
 #include "engine/engine_impl.h"
 
 #include <string.h>
@@ -48,6 +49,7 @@ struct planner {
     const struct ns_model *shape;
     const struct ns_kernels *kernels;
     const struct ns_engine_options *options;
+    const struct ns_store_need *need;
     struct ns_plan *plan;
     struct ns_model_bytes bytes;
     size_t left;
@@ -103,12 +105,6 @@ static size_t sequence_bytes(const struct ns_plan *plan, size_t n_positions)
     return plan->seq_bytes + pages * (plan->block_positions * plan->position_bytes + 256);
 }
 
-/* An expert slot as the store keeps it: whole, widened to the blocks of direct reads at both ends. */
-static size_t slot_bytes(const struct planner *p)
-{
-    return p->bytes.expert + 6 * 8192;
-}
-
 /* Sizes of tiles, ring and slots for this much memory. */
 static void choose_transport(struct planner *p, size_t memory, struct ns_store_options *s)
 {
@@ -122,13 +118,13 @@ static void choose_transport(struct planner *p, size_t memory, struct ns_store_o
         s->ring_bytes =
             clamp(memory / 12, RING_TILES * tile, ring_most > RING_TILES * tile ? ring_most : RING_TILES * tile);
     if (!s->expert_slots)
-        s->expert_slots = (uint32_t)clamp(memory / 10 / slot_bytes(p), FLOOR_SLOTS, 32);
+        s->expert_slots = (uint32_t)clamp(memory / 10 / (p->need->slot_bytes + 1), FLOOR_SLOTS, 32);
 }
 
 static size_t fixed_bytes(const struct planner *p, const struct ns_store_options *s)
 {
     size_t tiles = (size_t)((p->bytes.trunk + p->bytes.head) / s->tile_bytes) + 64 * (size_t)p->plan->layers;
-    size_t lists = tiles * 2 * sizeof(struct ns_tile);
+    size_t lists = tiles * (2 * sizeof(struct ns_tile) + 200); /* and the store's table of those that stay */
     size_t index = (size_t)p->plan->n_moe_layers * p->plan->n_experts * 96; /* the store's table of experts */
     return ns_model_resident_bytes(p->shape) + lists + index + 65536;
 }
@@ -140,7 +136,7 @@ static size_t floor_of(struct planner *p)
     struct ns_store_options s;
     choose_transport(p, 0, &s);
     plan->floor_rows = p->options->rows_max ? (uint32_t)at_most(p->options->rows_max, FLOOR_ROWS) : FLOOR_ROWS;
-    return fixed_bytes(p, &s) + s.ring_bytes + s.expert_slots * slot_bytes(p) + rows_bytes(p, plan->floor_rows) +
+    return fixed_bytes(p, &s) + s.ring_bytes + s.expert_slots * p->need->slot_bytes + rows_bytes(p, plan->floor_rows) +
            sequence_bytes(plan, at_most(plan->context, FLOOR_POSITIONS)) + slack_least;
 }
 
@@ -159,6 +155,16 @@ static uint32_t rows_that_fit(const struct planner *p, uint32_t most, size_t mem
     return low;
 }
 
+/* The whole model as it lies in memory: blocks are aligned, and have heads. */
+static size_t resident_most(const struct planner *p)
+{
+    const struct ns_plan *plan = p->plan;
+    uint64_t experts = (uint64_t)plan->n_moe_layers * plan->n_experts;
+    uint64_t all = plan->trunk_bytes + plan->head_bytes + 2 * (uint64_t)p->bytes.n_tiles * 4 * 4096 +
+                   experts * (p->need->slot_bytes + 2 * 4096);
+    return all < SIZE_MAX ? (size_t)all : SIZE_MAX;
+}
+
 static enum ns_code divide(struct planner *p, struct ns_error *err)
 {
     struct ns_plan *plan = p->plan;
@@ -170,7 +176,7 @@ static enum ns_code divide(struct planner *p, struct ns_error *err)
     size_t *share = plan->share;
     share[NS_SHARE_MODEL] = fixed_bytes(p, &plan->store);
     share[NS_SHARE_TILES] = plan->store.ring_bytes;
-    share[NS_SHARE_EXPERTS] = plan->store.expert_slots * slot_bytes(p);
+    share[NS_SHARE_EXPERTS] = plan->store.expert_slots * p->need->slot_bytes;
     share[NS_SHARE_SLACK] = slack_least + at_most(spare / 12, slack_most);
     size_t rest = p->left;
     for (int i = 0; i < NS_SHARES; i++)
@@ -188,13 +194,10 @@ static enum ns_code divide(struct planner *p, struct ns_error *err)
     share[NS_SHARE_ROWS] = rows_bytes(p, plan->rows_max);
     plan->row_bytes = share[NS_SHARE_ROWS] / plan->rows_max + 1;
     rest -= share[NS_SHARE_ROWS];
-    uint64_t model =
-        plan->trunk_bytes + plan->head_bytes + plan->expert_total_bytes + (plan->expert_total_bytes >> 8) + 65536;
-    size_t resident = one < rest ? (rest - one) / 2 : 0;
-    if (o->state_bytes) /* a cap: the rest stays resident */
-        resident = rest - at_most(rest, o->state_bytes > one ? o->state_bytes : one);
-    if (resident > model)
-        resident = (size_t)model;
+    /* states have the first claim, but take from what stays only when there are any: pool.c */
+    size_t resident = one < rest ? rest - one : 0, most = resident_most(p);
+    if (resident > most)
+        resident = most;
     if (o->store.resident_bytes && resident > o->store.resident_bytes)
         resident = o->store.resident_bytes;
     share[NS_SHARE_RESIDENT] = plan->store.resident_bytes = resident;
@@ -204,11 +207,28 @@ static enum ns_code divide(struct planner *p, struct ns_error *err)
     return NS_OK;
 }
 
-enum ns_code ns_plan_make(const struct ns_model *shape, const struct ns_kernels *kernels,
-                          const struct ns_engine_options *options, const struct ns_budget *budget, struct ns_plan *out,
-                          struct ns_error *err)
+static void plan_spill(struct planner *p)
 {
-    struct planner p = {.shape = shape, .kernels = kernels, .options = options, .plan = out};
+    const struct ns_engine_options *o = p->options;
+    struct ns_plan *plan = p->plan;
+    if (!o->spill_dir || ns_model_kda_layers(p->shape) == 0)
+        return;
+    struct ns_spill_sizes s;
+    ns_spill_measure(p->shape, o->spill_log, &s);
+    plan->spill_bytes = ns_spill_limit(o->spill_dir, o->spill_bytes, &plan->spill_free_bytes);
+    plan->spill_file_bytes = s.file_bytes;
+    /* each has at least one page in memory, and a window through which it passes */
+    uint64_t beside = s.slice_bytes + 8192 + plan->block_positions * plan->position_bytes;
+    uint64_t windows = (plan->share[NS_SHARE_STATES] + plan->share[NS_SHARE_RESIDENT]) / beside;
+    uint64_t files = plan->spill_bytes / s.file_bytes, most = files < windows ? files : windows;
+    plan->spilled_most = most < UINT32_MAX ? (uint32_t)most : UINT32_MAX;
+}
+
+enum ns_code ns_plan_make(const struct ns_model *shape, const struct ns_kernels *kernels,
+                          const struct ns_engine_options *options, const struct ns_store_need *need,
+                          const struct ns_budget *budget, struct ns_plan *out, struct ns_error *err)
+{
+    struct planner p = {.shape = shape, .kernels = kernels, .options = options, .need = need, .plan = out};
     *out = (struct ns_plan){0};
     out->budget_bytes = budget->limit_bytes;
     out->used_bytes = ns_budget_used(budget);
@@ -222,34 +242,56 @@ enum ns_code ns_plan_make(const struct ns_model *shape, const struct ns_kernels 
                             " rows and one sequence), the limit is %zu",
                             out->floor_bytes, rows_bytes(&p, out->floor_rows) + sequence_bytes(out, FLOOR_POSITIONS),
                             out->floor_rows, out->budget_bytes);
-    return divide(&p, err);
+    enum ns_code rc = divide(&p, err);
+    if (rc == NS_OK)
+        plan_spill(&p);
+    return rc;
 }
 
-void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, uint32_t rows, uint32_t head_rows,
-                      double distinct, double mean_context, struct ns_forecast *out)
+/* What stays when states take more than their share: it comes from experts, then from the head, then from the trunk. */
+static struct ns_keep keep_beside(const struct ns_plan *plan, uint64_t state_bytes)
 {
-    double experts = plan->n_experts;
-    if (distinct <= 0) { /* independent uniform choices: E (1 - (1 - k/E)^rows) */
-        double miss = 1, step = 1 - (experts > 0 ? plan->top_k / experts : 0);
-        for (uint32_t n = rows; n > 0; n >>= 1, step *= step)
-            if (n & 1)
-                miss *= step;
-        distinct = experts * (1 - miss);
-    }
+    struct ns_keep k = plan->keep;
+    uint64_t share = plan->share[NS_SHARE_STATES], room = plan->share[NS_SHARE_RESIDENT];
+    if (state_bytes <= share)
+        return k;
+    room -= state_bytes - share < room ? state_bytes - share : room;
+    k.trunk_bytes = k.trunk_bytes < room ? k.trunk_bytes : room;
+    room -= k.trunk_bytes;
+    k.head_bytes = k.head_bytes < room ? k.head_bytes : room;
+    room -= k.head_bytes;
+    uint64_t places = plan->expert_bytes ? room / plan->expert_bytes : 0;
+    k.experts = k.experts < places ? k.experts : (uint32_t)places;
+    return k;
+}
+
+/* E (1 - (1 - k/E)^rows) */
+double ns_uniform_union(double n_experts, double top_k, uint32_t rows)
+{
+    double miss = 1, step = 1 - (n_experts > 0 ? top_k / n_experts : 0);
+    for (uint32_t n = rows; n > 0; n >>= 1, step *= step)
+        if (n & 1)
+            miss *= step;
+    return n_experts * (1 - miss);
+}
+
+void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, const struct ns_load_shape *load,
+                      struct ns_forecast *out)
+{
+    double distinct = load->distinct > 0 ? load->distinct : ns_uniform_union(plan->n_experts, plan->top_k, load->rows);
+    struct ns_keep keep = keep_beside(plan, load->state_bytes);
     uint64_t union_all = (uint64_t)(distinct * plan->n_moe_layers + 0.5);
-    uint64_t expert_bytes = union_all * plan->expert_bytes, head = head_rows ? plan->head_bytes : 0;
-    uint64_t resident = plan->store.resident_bytes, all = plan->trunk_bytes + head;
-    *out = (struct ns_forecast){.embed_bytes = rows * plan->embed_row_bytes, .experts_distinct = union_all};
-    uint64_t kept_dense = resident < all ? resident : all; /* dense tiles first */
-    uint64_t kept_trunk = kept_dense < plan->trunk_bytes ? kept_dense : plan->trunk_bytes;
-    out->trunk_bytes = plan->trunk_bytes - kept_trunk;
-    out->head_bytes = head - (kept_dense - kept_trunk);
-    uint64_t left = resident - kept_dense, total = plan->expert_total_bytes;
-    double share = total ? (left < total ? (double)left / (double)total : 1) : 0;
-    uint64_t kept_experts = (uint64_t)((double)expert_bytes * share);
-    out->expert_bytes = expert_bytes - kept_experts;
-    out->kept_bytes = kept_dense + kept_experts;
+    uint64_t all = (uint64_t)plan->n_moe_layers * plan->n_experts;
+    /* of what is asked for the kept ones are at least their part of all */
+    uint64_t kept_experts = all ? (uint64_t)((double)union_all * keep.experts / (double)all) : 0;
+    if (load->head_rows == 0)
+        keep.head_bytes = 0;
+    *out = (struct ns_forecast){.embed_bytes = load->rows * plan->embed_row_bytes, .experts_distinct = union_all};
+    out->trunk_bytes = plan->trunk_bytes - keep.trunk_bytes;
+    out->head_bytes = load->head_rows ? plan->head_bytes - keep.head_bytes : 0;
+    out->expert_bytes = (union_all - kept_experts) * plan->expert_bytes;
+    out->kept_bytes = keep.trunk_bytes + keep.head_bytes + kept_experts * plan->expert_bytes;
     out->multiply_adds =
-        (double)rows * ((double)work->trunk + (double)work->experts + mean_context * (double)work->attend) +
-        (double)head_rows * (double)work->head;
+        (double)load->rows * ((double)work->trunk + (double)work->experts + load->mean_context * (double)work->attend) +
+        (double)load->head_rows * (double)work->head;
 }

@@ -21,6 +21,8 @@ size_t ns_page_bytes(const struct ns_engine *engine)
 
 struct ns_page *ns_page_open(struct ns_engine *engine, struct ns_error *err)
 {
+    if (ns_pool_make_room(engine, sizeof(struct ns_page) + ns_page_bytes(engine), err) != NS_OK)
+        return NULL;
     struct ns_page *page = (struct ns_page *)ns_budget_take(&engine->state_share, sizeof *page, err);
     if (!page)
         return NULL;
@@ -53,10 +55,17 @@ float *ns_page_layer(const struct ns_engine *engine, const struct ns_page *page,
 
 enum ns_code ns_seq_open(struct ns_engine *engine, struct ns_seq **out, struct ns_error *err)
 {
+    enum ns_code rc = ns_pool_make_room(engine, sizeof(struct ns_seq), err);
+    if (rc != NS_OK)
+        return rc;
     struct ns_seq *seq = (struct ns_seq *)ns_budget_take(&engine->state_share, sizeof *seq, err);
     if (!seq)
         return NS_BUDGET;
     seq->engine = engine;
+    seq->next = engine->first_seq;
+    if (seq->next)
+        seq->next->before = seq;
+    engine->first_seq = seq;
     *out = seq;
     return NS_OK;
 }
@@ -81,6 +90,9 @@ void ns_seq_close(struct ns_seq *seq)
         return;
     struct ns_engine *engine = seq->engine;
     ns_seq_reset(seq);
+    if (seq->next)
+        seq->next->before = seq->before;
+    *(seq->before ? &seq->before->next : &engine->first_seq) = seq->next;
     ns_budget_give(&engine->state_share, seq);
 }
 
@@ -89,14 +101,16 @@ uint32_t ns_seq_positions(const struct ns_seq *seq)
     return seq->n_positions;
 }
 
-/* With a spill folder a third of the share is kept for pages and for the window through which spilled states pass. */
+/* With a spill folder a third of the memory for states is kept for pages and for windows. */
 static enum ns_code reserve_recurrent(struct ns_seq *seq, struct ns_error *err)
 {
     struct ns_engine *engine = seq->engine;
     size_t bytes = engine->n_kda * engine->kda_layer_floats * sizeof(float);
-    size_t left = ns_budget_left(&engine->state_share);
-    if (engine->spill && left < bytes + engine->plan.share[NS_SHARE_STATES] / 3)
+    if (ns_pool_left(engine) < bytes + ns_pool_bytes(engine) / 3 && ns_spill_has_room(engine))
         return ns_spill_take(engine, &seq->spilled, err);
+    enum ns_code rc = ns_pool_make_room(engine, bytes, err);
+    if (rc != NS_OK)
+        return rc;
     seq->kda = (float *)ns_budget_take_raw(&engine->state_share, bytes, 64, err);
     return seq->kda ? NS_OK : NS_BUDGET;
 }
@@ -105,12 +119,15 @@ enum ns_code ns_seq_reserve(struct ns_seq *seq, uint32_t n_pages, struct ns_erro
 {
     struct ns_engine *engine = seq->engine;
     if (!seq->kda && !seq->spilled && engine->n_kda) {
-        enum ns_code rc = reserve_recurrent(seq, err);
-        if (rc != NS_OK)
-            return rc;
+        enum ns_code taken = reserve_recurrent(seq, err);
+        if (taken != NS_OK)
+            return taken;
     }
     if (n_pages <= seq->page_capacity)
         return NS_OK;
+    enum ns_code rc = ns_pool_make_room(engine, n_pages * sizeof(struct ns_page *), err);
+    if (rc != NS_OK)
+        return rc;
     struct ns_page **page =
         (struct ns_page **)ns_budget_resize(&engine->state_share, seq->page, n_pages * sizeof(struct ns_page *), err);
     if (!page)
@@ -145,11 +162,18 @@ enum ns_code ns_seq_kda_put(struct ns_seq *seq, uint32_t kda_index, const float 
 size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions)
 {
     size_t pages = ((size_t)n_positions + engine->block - 1) / engine->block;
-    return sizeof(struct ns_seq) + engine->n_kda * engine->kda_layer_floats * sizeof(float) +
+    return sizeof(struct ns_seq) + ns_spill_cost(engine) +
            pages * (ns_page_bytes(engine) + sizeof(struct ns_page) + sizeof(struct ns_page *));
 }
 
 size_t ns_engine_state_left(const struct ns_engine *engine)
 {
-    return ns_budget_left(&engine->state_share) + ns_spill_room(engine);
+    /* states count as they will at worst: those in memory may go to files, those in files have windows in a wave */
+    size_t left = ns_pool_left(engine), cost = ns_spill_cost(engine), owed = 0;
+    size_t state = engine->n_kda * engine->kda_layer_floats * sizeof(float);
+    for (const struct ns_seq *seq = engine->first_seq; engine->spill && seq; seq = seq->next) {
+        left += seq->kda ? state : 0;
+        owed += seq->kda || seq->spilled ? cost : 0;
+    }
+    return left > owed ? left - owed : 0;
 }

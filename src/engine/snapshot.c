@@ -144,8 +144,10 @@ static enum ns_code load_one(struct ns_seq *seq, const char *path, const struct 
         rc = ns_seq_reserve(seq, e->n_mla ? pages : 0, err);
     if (rc == NS_OK)
         rc = get_recurrent(&in, seq, err);
-    if (rc == NS_OK)
+    if (rc == NS_OK) {
+        seq->n_positions = want->to_pos; /* its state counts: pages may push it into a file */
         rc = get_positions(&in, seq, from, want->to_pos, err);
+    }
     if (rc == NS_OK)
         rc = ns_side_end(&in, checksum, err);
     if (rc == NS_OK && want->checksum[0] && strcmp(want->checksum, checksum) != 0)
@@ -168,6 +170,6 @@ enum ns_code ns_seq_load(struct ns_seq *seq, const char *const *path, const stru
         ns_seq_reset(seq);
         return rc;
     }
-    seq->n_positions = at;
+    assert(seq->n_positions == at);
     return NS_OK;
 }

@@ -24,7 +24,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LOG_DEFAULT = 8, READERS = 4 };
+enum { LOG_DEFAULT = 8, READERS = 4, WINDOW_EXTRA = 8192 };
 
 struct ns_spill {
     struct ns_iopool *pool;
@@ -48,20 +48,64 @@ static uint64_t slice_at(const struct ns_spill *s, uint32_t kda_index, uint32_t 
     return ((uint64_t)kda_index * s->n_groups + group) * s->slice_bytes;
 }
 
+void ns_spill_measure(const struct ns_model *model, uint32_t log, struct ns_spill_sizes *out)
+{
+    const struct ns_config *c = ns_model_config(model);
+    uint32_t group = ns_kda_group(model), n_groups = (c->kda_heads + group - 1) / group;
+    out->log = log ? log : LOG_DEFAULT;
+    out->slice_bytes = group * (ns_kda_head_floats(c) + out->log * ns_kda_log_floats(c)) * sizeof(float);
+    out->file_bytes = (uint64_t)ns_model_kda_layers(model) * n_groups * out->slice_bytes;
+}
+
+uint64_t ns_spill_limit(const char *dir, uint64_t asked, uint64_t *free_bytes)
+{
+    char near[4096];
+    int n = snprintf(near, sizeof near, "%s", dir);
+    char *cut = n > 0 && (size_t)n < sizeof near ? strrchr(near, '/') : NULL;
+    *free_bytes = ns_host_free_disk(dir);
+    if (*free_bytes == 0 && !ns_path_exists(dir)) { /* it will be made in there */
+        if (cut == near)
+            cut++;
+        if (cut)
+            *cut = '\0';
+        *free_bytes = ns_host_free_disk(cut ? near : ".");
+    }
+    uint64_t margin = *free_bytes / 16, most = *free_bytes - margin;
+    uint64_t limit = asked ? asked : *free_bytes / 2;
+    return limit < most ? limit : most;
+}
+
+static void say_limits(const struct ns_engine *e)
+{
+    const struct ns_plan *p = &e->plan;
+    char one[16], limit[16], room[16];
+    ns_size_text(p->spill_file_bytes, one);
+    ns_size_text(p->spill_bytes, limit);
+    ns_size_text(p->spill_free_bytes, room);
+    if (p->spill_bytes < p->spill_file_bytes)
+        ns_log(NS_LOG_WARN, "a state takes %s, %s may be used in %s: no state is spilled", one, limit,
+               e->options.spill_dir);
+    else if (p->spill_bytes < e->options.spill_bytes)
+        ns_log(NS_LOG_WARN, "%s has %s free: spilled states may take %s", e->options.spill_dir, room, limit);
+}
+
 enum ns_code ns_spill_open(struct ns_engine *e, struct ns_error *err)
 {
     struct ns_spill *s = (struct ns_spill *)ns_budget_take(e->budget, sizeof *s, err);
     if (!s)
         return NS_BUDGET;
     e->spill = s;
-    s->log = e->options.spill_log ? e->options.spill_log : LOG_DEFAULT;
+    struct ns_spill_sizes sizes;
+    ns_spill_measure(e->model, e->options.spill_log, &sizes);
+    s->log = sizes.log;
     s->group = ns_kda_group(e->model);
     s->heads = e->config.kda_heads;
     s->n_groups = (s->heads + s->group - 1) / s->group;
     s->head_floats = ns_kda_head_floats(&e->config);
     s->log_floats = ns_kda_log_floats(&e->config);
-    s->slice_bytes = s->group * (s->head_floats + s->log * s->log_floats) * sizeof(float);
-    s->file_bytes = (uint64_t)e->n_kda * s->n_groups * s->slice_bytes;
+    s->slice_bytes = sizes.slice_bytes;
+    s->file_bytes = sizes.file_bytes;
+    say_limits(e);
     enum ns_code rc = ns_dir_make(e->options.spill_dir, err);
     if (rc == NS_OK)
         rc = ns_iopool_open(READERS, &s->pool, err);
@@ -87,11 +131,11 @@ void ns_engine_spill_stats(const struct ns_engine *e, struct ns_spill_stats *out
 enum ns_code ns_spill_take(struct ns_engine *e, struct ns_spill_file **out, struct ns_error *err)
 {
     struct ns_spill *s = e->spill;
-    if (s->stats.file_bytes + s->file_bytes > e->options.spill_bytes)
+    if (s->stats.file_bytes + s->file_bytes > e->plan.spill_bytes)
         return ns_error_set(err, NS_BUDGET,
                             "a spilled state takes %" PRIu64 " bytes, %" PRIu64 " of %" PRIu64 " are used",
-                            s->file_bytes, s->stats.file_bytes, e->options.spill_bytes);
-    struct ns_spill_file *file = (struct ns_spill_file *)ns_budget_take(&e->state_share, sizeof *file, err);
+                            s->file_bytes, s->stats.file_bytes, e->plan.spill_bytes);
+    struct ns_spill_file *file = (struct ns_spill_file *)ns_budget_take(e->budget, sizeof *file, err);
     if (!file)
         return NS_BUDGET;
     char path[4200];
@@ -101,8 +145,8 @@ enum ns_code ns_spill_take(struct ns_engine *e, struct ns_spill_file **out, stru
         rc = ns_file_unlink(path, err);
     if (rc != NS_OK) {
         ns_code_ignore(ns_file_close(file->file, NULL));
-        ns_budget_give(&e->state_share, file);
-        return ns_error_wrap(err, rc, "spilled state");
+        ns_budget_give(e->budget, file);
+        return rc;
     }
     s->stats.file_bytes += s->file_bytes;
     s->stats.n_files++;
@@ -117,18 +161,46 @@ void ns_spill_give(struct ns_engine *e, struct ns_spill_file *file)
     e->spill->stats.file_bytes -= e->spill->file_bytes;
     e->spill->stats.n_files--;
     ns_code_ignore(ns_file_close(file->file, NULL)); /* scratch: nobody reads it again */
-    ns_budget_give(&e->state_share, file);
+    ns_budget_give(e->budget, file);
 }
 
-size_t ns_spill_room(const struct ns_engine *e)
+bool ns_spill_has_room(const struct ns_engine *e)
+{
+    return e->spill && e->spill->stats.file_bytes + e->spill->file_bytes <= e->plan.spill_bytes;
+}
+
+/* What one more sequence takes of memory for its recurrent state. With N sequences of which S may be in files, N - S are
+ * in memory, and each of those in files has a window: the straight line between no sequences and as many as there could
+ * ever be is never below that. */
+size_t ns_spill_cost(const struct ns_engine *e)
 {
     const struct ns_spill *s = e->spill;
-    if (!s)
-        return 0;
-    uint64_t left = e->options.spill_bytes > s->stats.file_bytes ? e->options.spill_bytes - s->stats.file_bytes : 0;
-    uint64_t files = left / s->file_bytes, windows = e->plan.share[NS_SHARE_STATES] / 3 / (s->slice_bytes + 8192);
-    windows = windows > s->stats.n_files ? windows - s->stats.n_files : 0;
-    return (size_t)(files < windows ? files : windows) * e->n_kda * e->kda_layer_floats * sizeof(float);
+    size_t state = e->n_kda * e->kda_layer_floats * sizeof(float);
+    if (!s || e->plan.spill_bytes < s->file_bytes)
+        return state;
+    size_t window = s->slice_bytes + WINDOW_EXTRA, page = ns_page_bytes(e) + sizeof(struct ns_page);
+    double most = (double)(ns_pool_bytes(e) / (window + page) + 1),
+           files = (double)(e->plan.spill_bytes / s->file_bytes);
+    double part = files < most ? 1 - files / most : 0;
+    double cost = (double)window + part * (double)state;
+    return cost < (double)state ? (size_t)cost : state;
+}
+
+enum ns_code ns_spill_out(struct ns_seq *seq, struct ns_error *err)
+{
+    struct ns_engine *e = seq->engine;
+    struct ns_spill_file *file = NULL;
+    enum ns_code rc = ns_spill_take(e, &file, err);
+    for (uint32_t k = 0; rc == NS_OK && seq->n_positions > 0 && k < e->n_kda; k++)
+        rc = ns_spill_put_layer(e, file, k, ns_seq_kda_layer(seq, k), err);
+    if (rc != NS_OK) {
+        ns_spill_give(e, file);
+        return ns_error_wrap(err, rc, "spilled state");
+    }
+    ns_budget_give(&e->state_share, seq->kda);
+    seq->kda = NULL;
+    seq->spilled = file;
+    return NS_OK;
 }
 
 /* The number of the recurrent layer that is the kda_index-th of its kind. */
@@ -145,7 +217,7 @@ enum ns_code ns_spill_get_layer(struct ns_engine *e, const struct ns_spill_file 
 {
     struct ns_spill *s = e->spill;
     size_t scratch = ns_kda_replay_floats(&e->config) * sizeof(float);
-    float *slice = (float *)ns_budget_take_raw(&e->state_share, s->slice_bytes + scratch, 64, err);
+    float *slice = (float *)ns_budget_take_raw(e->budget, s->slice_bytes + scratch, 64, err);
     if (!slice)
         return NS_BUDGET;
     enum ns_code rc = NS_OK;
@@ -162,7 +234,7 @@ enum ns_code ns_spill_get_layer(struct ns_engine *e, const struct ns_spill_file 
             memcpy(out + head * s->head_floats, state, s->head_floats * sizeof *out);
         }
     }
-    ns_budget_give(&e->state_share, slice);
+    ns_budget_give(e->budget, slice);
     return rc;
 }
 
@@ -286,6 +358,12 @@ enum ns_code ns_spill_window_open(struct ns_engine *e, const struct ns_spill_hom
         n_paged += home[i].seq->spilled != NULL;
     if (n_paged == 0)
         return NS_OK;
+    enum ns_code rc = ns_pool_make_room(e,
+                                        sizeof(struct ns_spill_window) + n * sizeof(struct ns_kda_log) +
+                                            n_paged * (sizeof(struct paged) + slice * sizeof(float)),
+                                        err);
+    if (rc != NS_OK)
+        return rc;
     struct ns_spill_window *w = (struct ns_spill_window *)ns_budget_take(&e->state_share, sizeof *w, err);
     if (!w)
         return NS_BUDGET;

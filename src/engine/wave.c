@@ -121,6 +121,7 @@ enum ns_code ns_wave_open(struct ns_engine *engine, const struct ns_wave_desc *d
     w->stats.logit_rows = (uint32_t)w->asks.n_rows;
     ns_store_stats_get(engine->store, &w->before);
     w->product_before_ns = engine->product.ns;
+    ns_engine_spill_stats(engine, &w->spill_before);
     *out = w;
     return NS_OK;
 }
@@ -137,9 +138,10 @@ enum ns_code ns_wave_begin(struct ns_wave *w, uint32_t first_layer, struct ns_er
     if (rc == NS_OK)
         rc = ns_lineage_page_in(&w->lineage, first_layer == 0, err);
     if (rc == NS_OK)
-        rc = ns_store_wave_begin(w->engine->store, tile + first[first_layer], end - first[first_layer], err);
+        rc = ns_pool_settle(w->engine, err);
     if (rc != NS_OK)
         return rc;
+    ns_store_wave_begin(w->engine->store, tile + first[first_layer], end - first[first_layer]);
     w->began = true;
     w->lineage.written = true;
     ns_pass_begin(&w->pass);
@@ -173,6 +175,22 @@ static enum ns_code run_layer(struct ns_wave *w, uint32_t layer, struct ns_error
     work.stored = store_latent;
     work.arg = &store;
     return ns_pass_layer(&w->pass, layer, NULL, &work, err);
+}
+
+/* A layer, after a word to the store how many experts it will probably want: when that is nearly all of them, reading
+ * begins while the attention is computed. */
+static enum ns_code run_expecting(struct ns_wave *w, uint32_t layer, struct ns_error *err)
+{
+    struct ns_engine *e = w->engine;
+    uint64_t before = w->pass.experts_distinct;
+    double uniform = ns_uniform_union(e->config.n_experts, e->config.top_k, (uint32_t)w->lineage.n_rows);
+    if (!ns_config_is_moe(&e->config, layer))
+        return run_layer(w, layer, err);
+    ns_store_experts_expect(e->store, layer, (size_t)(uniform * e->union_share[layer]));
+    enum ns_code rc = run_layer(w, layer, err);
+    if (rc == NS_OK)
+        e->union_share[layer] = (double)(w->pass.experts_distinct - before) / uniform;
+    return rc;
 }
 
 static enum ns_code run_head(struct ns_wave *w, struct ns_error *err)
@@ -213,10 +231,16 @@ static void update_stats(struct ns_wave *w)
                                              .experts_wanted = now.experts_wanted - b->experts_wanted,
                                              .experts_kept = now.experts_kept - b->experts_kept,
                                              .experts_read = now.experts_read - b->experts_read,
+                                             .experts_early = now.experts_early - b->experts_early,
                                              .reads = now.reads - b->reads,
                                              .read_ns = now.read_ns - b->read_ns,
                                              .disk_ns = now.disk_ns - b->disk_ns,
                                              .stall_ns = now.stall_ns - b->stall_ns};
+    struct ns_spill_stats spill;
+    ns_engine_spill_stats(w->engine, &spill);
+    w->stats.spill_read_bytes = spill.read_bytes - w->spill_before.read_bytes;
+    w->stats.spill_written_bytes = spill.written_bytes - w->spill_before.written_bytes;
+    w->stats.spill_file_bytes = spill.file_bytes;
     w->stats.experts_requested = w->pass.experts_requested;
     w->stats.experts_distinct = w->pass.experts_distinct;
     w->stats.wall_ns = w->wall_ns;
@@ -238,7 +262,7 @@ enum ns_code ns_wave_step(struct ns_wave *w, bool *done, struct ns_error *err)
         if (w->next == 0)
             rc = ns_pass_embed(&w->pass, w->token, err);
         else if (w->next <= layers)
-            rc = run_layer(w, w->next - 1, err);
+            rc = run_expecting(w, w->next - 1, err);
         else
             rc = run_head(w, err);
     }

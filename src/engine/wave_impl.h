@@ -26,6 +26,7 @@ struct ns_wave {
     bool began, broken;
     struct ns_store_stats before;
     uint64_t wall_ns, product_before_ns;
+    struct ns_spill_stats spill_before;
     struct ns_wave_stats stats;
 };
 

@@ -136,7 +136,7 @@ static enum ns_code run_experts(struct ns_pass *pass, uint32_t layer, const floa
         struct ns_expert_id id = {.layer = layer, .expert = r->wanted[i]};
         enum ns_code rc = ns_store_expert_acquire(pass->store, id, &view, err);
         if (rc != NS_OK)
-            return ns_error_wrap(err, rc, "layer %" PRIu32 ": expert %" PRIu32, layer, id.expert);
+            return rc;
         run_expert(pass, layer, id.expert, &view, z, b, first, r->n_rows[i]);
         ns_store_expert_release(pass->store, &view);
         first += r->n_rows[i];

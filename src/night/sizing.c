@@ -3,7 +3,7 @@
  * WHAT   The engine divides memory for any work. When the queue is known, its work is: rows of scoring and prompts, sequences
  *        that generate and for how long. For a row of wave sizes, and states for as many generations as then fit, the passes
  *        are counted and their bytes and multiply-adds forecast; the fastest division wins, if it is clearly faster than the
- *        usual one. What rows and states do not need stays resident.
+ *        usual one. What rows and states do not need stays resident (the engine moves that border itself).
  * WHY    A generation advances one token a pass, so with room for a quarter of the states a night takes nearly four times
  *        the passes, while large waves are worth nothing to it; scoring needs large waves and no state at all.
  * LIMITS Prompts are measured by their bytes (a token has about 4), shared prefixes are not known yet. A guess can only cost
@@ -119,13 +119,26 @@ static double sequence_bytes(const struct ns_plan *p, double positions)
     return (double)p->seq_bytes + pages * ((double)p->block_positions * (double)p->position_bytes + 256);
 }
 
+/* What would stay, about: trunk, then head, then experts. */
+static struct ns_keep keep_in(const struct ns_plan *p, uint64_t room)
+{
+    struct ns_keep k = {.trunk_bytes = room < p->trunk_bytes ? room : p->trunk_bytes};
+    room -= k.trunk_bytes;
+    k.head_bytes = room < p->head_bytes ? room : p->head_bytes;
+    uint64_t places = p->expert_bytes ? (room - k.head_bytes) / p->expert_bytes : 0;
+    uint64_t all = (uint64_t)p->n_moe_layers * p->n_experts;
+    k.experts = (uint32_t)(places < all ? places : all);
+    return k;
+}
+
 static double wave_seconds(const struct sizing *z, double rows, size_t resident)
 {
     struct ns_plan plan = *z->plan;
     struct ns_forecast f;
     uint32_t n = rows < 1 ? 1 : (uint32_t)ceil(rows);
-    plan.store.resident_bytes = resident;
-    ns_plan_forecast(&plan, z->work, n, n, 0, 0, &f);
+    struct ns_load_shape shape = {.rows = n, .head_rows = n};
+    plan.keep = keep_in(&plan, resident);
+    ns_plan_forecast(&plan, z->work, &shape, &f);
     double bytes = (double)(f.trunk_bytes + f.head_bytes + f.embed_bytes + f.expert_bytes);
     return fmax(bytes / z->read_rate, f.multiply_adds / z->fma_rate);
 }
@@ -173,7 +186,7 @@ void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, cons
     double mean =
         appetite->generations > 0 ? (appetite->prompt_rows + appetite->new_tokens) / appetite->generations : 1;
     z.sequence = sequence_bytes(plan, mean);
-    struct division usual = {plan->rows_max, plan->share[NS_SHARE_STATES], plan->store.resident_bytes};
+    struct division usual = divide(&z, plan->rows_max); /* states take what they need from what stays */
     double best = clearly * seconds_of(&z, &usual);
     for (uint32_t rows = plan->rows_max; rows >= plan->floor_rows && rows > 0; rows -= rows / 8 > 0 ? rows / 8 : 1) {
         struct division d = divide(&z, rows);

@@ -52,9 +52,10 @@ enum ns_code ns_experts_init(struct ns_store *s, const struct ns_store_options *
     enum ns_code rc = ns_rank_init(&x->rank, (uint32_t)keys, s->layout.n_experts, s->budget, err);
     if (rc != NS_OK)
         return rc;
+    x->resident = ns_budget_take(s->budget, (size_t)keys * sizeof *x->resident, err);
     x->want = ns_budget_take(s->budget, s->layout.n_experts * sizeof *x->want, err);
     x->slot = ns_budget_take(s->budget, options->expert_slots * sizeof *x->slot, err);
-    if (!x->want || !x->slot)
+    if (!x->resident || !x->want || !x->slot)
         return NS_BUDGET;
     for (; x->n_slots < options->expert_slots; x->n_slots++)
         if (!(x->slot[x->n_slots].buffer = ns_budget_take_raw(&s->kept, s->layout.slot_bytes, NS_STORE_ALIGN, err)))
@@ -67,7 +68,7 @@ void ns_experts_fini(struct ns_store *s)
     struct ns_experts *x = &s->experts;
     for (uint32_t i = 0; i < x->n_slots; i++)
         ns_budget_give(&s->kept, x->slot[i].buffer);
-    for (uint32_t i = 0; x->resident && i < x->rank.capacity; i++)
+    for (uint32_t i = 0; x->resident && i < x->rank.n; i++)
         ns_budget_give(&s->kept, x->resident[i].buffer);
     ns_budget_give(s->budget, x->resident);
     ns_budget_give(s->budget, x->want);
@@ -76,19 +77,21 @@ void ns_experts_fini(struct ns_store *s)
     *x = (struct ns_experts){0};
 }
 
-enum ns_code ns_experts_plan(struct ns_store *s, uint64_t room, struct ns_error *err)
+void ns_experts_set_places(struct ns_store *s, uint32_t n_places)
 {
     struct ns_experts *x = &s->experts;
-    if (x->planned || s->layout.expert_bytes == 0)
-        return NS_OK;
-    uint64_t n = room / s->layout.slot_bytes;
-    uint32_t capacity = n < x->rank.n_keys ? (uint32_t)n : x->rank.n_keys;
-    x->resident = ns_budget_take(s->budget, capacity * sizeof *x->resident, err);
-    if (!x->resident)
-        return NS_BUDGET;
-    enum ns_code rc = ns_rank_set_capacity(&x->rank, capacity, err);
-    x->planned = rc == NS_OK;
-    return rc;
+    if (s->layout.expert_bytes == 0)
+        return;
+    if (n_places > x->rank.n_keys)
+        n_places = x->rank.n_keys;
+    while (x->rank.n > n_places) {
+        uint32_t at = ns_rank_remove_weakest(&x->rank);
+        assert(at != NS_NO_PLACE); /* between waves nothing is held */
+        ns_budget_give(&s->kept, x->resident[at].buffer);
+        x->resident[at] = x->resident[x->rank.n];
+        x->resident[x->rank.n] = (struct ns_resident){0};
+    }
+    ns_rank_set_capacity(&x->rank, n_places);
 }
 
 void ns_experts_next_wave(struct ns_store *s)
@@ -201,6 +204,8 @@ enum ns_code ns_store_experts_want(struct ns_store *store, uint32_t layer, const
             continue;
         if (slot->id.layer != layer || !is_wanted(x, slot->id.expert))
             abandon_slot(store, slot);
+        else
+            store->stats.experts_early++;
     }
     ns_rank_at_layer(&x->rank, layer);
     for (size_t i = 0; i < n; i++) {

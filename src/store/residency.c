@@ -43,22 +43,19 @@ enum ns_code ns_rank_init(struct ns_rank *r, uint32_t n_keys, uint32_t per_layer
     r->slow.count = ns_budget_take(budget, n_keys * sizeof *r->slow.count, err);
     r->fast.count = ns_budget_take(budget, n_keys * sizeof *r->fast.count, err);
     r->place = ns_budget_take(budget, n_keys * sizeof *r->place, err);
+    r->member = ns_budget_take(budget, n_keys * sizeof *r->member, err);
     r->held = ns_budget_take(budget, n_keys, err);
-    if (!r->slow.count || !r->fast.count || !r->place || !r->held) {
+    if (!r->slow.count || !r->fast.count || !r->place || !r->member || !r->held) {
         ns_rank_fini(r);
         return NS_BUDGET;
     }
     return NS_OK;
 }
 
-enum ns_code ns_rank_set_capacity(struct ns_rank *r, uint32_t capacity, struct ns_error *err)
+void ns_rank_set_capacity(struct ns_rank *r, uint32_t capacity)
 {
-    assert(r->n == 0 && !r->member);
-    r->member = ns_budget_take(r->budget, capacity * sizeof *r->member, err);
-    if (!r->member)
-        return NS_BUDGET;
+    assert(r->n <= capacity && capacity <= r->n_keys);
     r->capacity = capacity;
-    return NS_OK;
 }
 
 void ns_rank_fini(struct ns_rank *r)
@@ -127,6 +124,37 @@ uint32_t ns_rank_place(const struct ns_rank *r, uint32_t key)
     return r->place[key] - 1; /* 0 wraps to NS_NO_PLACE */
 }
 
+/* Of a sample of members, the one whose place is worth least, or NS_NO_PLACE. */
+static uint32_t weakest_of(struct ns_rank *r, double *least)
+{
+    uint32_t weakest = NS_NO_PLACE;
+    for (uint32_t i = 0; i < SAMPLE && r->n > 0; i++) {
+        r->random = r->random * RANDOM_MUL + RANDOM_PLUS;
+        uint32_t m = r->member[(r->random >> 32) % r->n];
+        if (r->held[m])
+            continue;
+        double has = worth_of(r, m);
+        if (weakest == NS_NO_PLACE || has < *least) {
+            weakest = m;
+            *least = has;
+        }
+    }
+    return weakest;
+}
+
+uint32_t ns_rank_remove_weakest(struct ns_rank *r)
+{
+    double least = 0;
+    uint32_t weakest = weakest_of(r, &least);
+    if (weakest == NS_NO_PLACE)
+        return NS_NO_PLACE;
+    uint32_t at = r->place[weakest] - 1, last = r->member[--r->n];
+    r->member[at] = last;
+    r->place[last] = at + 1;
+    r->place[weakest] = 0;
+    return at;
+}
+
 uint32_t ns_rank_offer(struct ns_rank *r, uint32_t key, uint32_t *evicted)
 {
     assert(r->place[key] == 0);
@@ -137,19 +165,8 @@ uint32_t ns_rank_offer(struct ns_rank *r, uint32_t key, uint32_t *evicted)
         r->place[key] = at + 1;
         return at;
     }
-    uint32_t weakest = NS_NO_PLACE;
     double least = 0;
-    for (uint32_t i = 0; i < SAMPLE && r->n > 0; i++) {
-        r->random = r->random * RANDOM_MUL + RANDOM_PLUS;
-        uint32_t m = r->member[(r->random >> 32) % r->n];
-        if (r->held[m])
-            continue;
-        double has = worth_of(r, m);
-        if (weakest == NS_NO_PLACE || has < least) {
-            weakest = m;
-            least = has;
-        }
-    }
+    uint32_t weakest = weakest_of(r, &least);
     if (weakest == NS_NO_PLACE || worth_of(r, key) <= least)
         return NS_NO_PLACE;
     uint32_t at = r->place[weakest] - 1;

@@ -48,7 +48,7 @@ static enum ns_code open_parts(struct ns_store *s, const struct ns_store_options
     if (rc != NS_OK)
         return rc;
     s->has_kept = true;
-    s->resident_bytes = o->resident_bytes;
+    s->room = o->resident_bytes;
     s->bounce_bytes = bounce_bytes(&s->layout);
     s->bounce = ns_budget_take_raw(s->budget, NS_BOUNCES * s->bounce_bytes, NS_STORE_ALIGN, err);
     if (!s->bounce)

@@ -17,7 +17,7 @@ struct ns_store_options {
     size_t tile_bytes;     /* aim for the size of a dense tile; 0: default */
     size_t ring_bytes;     /* memory for tiles in flight; 0: default */
     uint32_t expert_slots; /* slots for experts in flight (not residents); 0: default */
-    size_t resident_bytes; /* what may keep dense tiles and experts between waves */
+    size_t resident_bytes; /* room for what stays between waves; see ns_store_keep */
 };
 
 /* shards and config are borrowed until close. Opens the shard files that hold needed tensors. */
@@ -69,8 +69,30 @@ struct ns_tile_view {
 /* How many rows of this matrix make one tile of at most tile_bytes (at least 1, at most dim0). The ring holds at least
  * three tiles of that size, and one tile is at most that large. */
 uint32_t ns_store_tile_rows(const struct ns_store *store, const struct ns_tensor *tensor);
-NS_MUST_CHECK enum ns_code ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile, size_t n_tiles,
-                                               struct ns_error *err); /* list borrowed until wave_end */
+
+/* ---- what stays between waves ----------------------------------------------------------------------------------------------- */
+
+/* What a given room holds when it is full. */
+struct ns_keep {
+    uint64_t trunk_bytes, head_bytes; /* of dense tiles */
+    uint32_t experts;
+};
+
+/* What of list would stay in room bytes: dense tiles of the layers, spread evenly over the list, then of the head, then
+ * experts of slot_bytes each, at most n_experts. No store is needed: a plan asks the same. */
+void ns_keep_measure(const struct ns_tile *list, size_t n, uint64_t room, size_t slot_bytes, uint64_t n_experts,
+                     struct ns_keep *out);
+/* Between waves: from now on tiles of list (all that a wave may name, in its order) and experts stay, in room bytes, read
+ * as waves come by. More room than now is taken from other, less is given to it: a share of the same parent as the
+ * store's budget was charged to, or NULL when the room is as it was. What no longer fits goes: the experts used last,
+ * then tiles. NS_BUDGET: other has not enough, or the tables found no memory; then less stays, or nothing. */
+NS_MUST_CHECK enum ns_code ns_store_keep(struct ns_store *store, const struct ns_tile *list, size_t n, size_t room,
+                                         struct ns_budget *other, struct ns_error *err);
+size_t ns_store_room(const struct ns_store *store); /* as set last; at first what the options say */
+bool ns_store_in_wave(const struct ns_store *store);
+
+void ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile,
+                         size_t n_tiles); /* list borrowed until wave_end */
 NS_MUST_CHECK enum ns_code ns_store_tile_acquire(struct ns_store *store, struct ns_tile_view *view,
                                                  struct ns_error *err);        /* the next one of the list */
 void ns_store_tile_release(struct ns_store *store, struct ns_tile_view *view); /* clears; zeroed is a no-op */
@@ -111,6 +133,7 @@ struct ns_store_stats {
     uint64_t small_bytes;                                        /* ns_store_read, at open */
     uint64_t trunk_kept_bytes;                                   /* served from memory */
     uint64_t experts_wanted, experts_kept, experts_read;
+    uint64_t experts_early; /* of those read: begun before the router had spoken */
     uint64_t reads;
     uint64_t read_ns;  /* sum over readers of time in reads */
     uint64_t disk_ns;  /* time in which at least one read was under way */

@@ -88,12 +88,15 @@ struct ns_rank {
     uint64_t random;
     struct ns_rank_memory slow, fast;
     uint32_t *place;  /* [n_keys]: place + 1, 0 when not a member */
-    uint32_t *member; /* [capacity]: the key in each place */
+    uint32_t *member; /* [n_keys]: the key in each place */
     uint8_t *held;    /* [n_keys]: must not leave now */
 };
 NS_MUST_CHECK enum ns_code ns_rank_init(struct ns_rank *rank, uint32_t n_keys, uint32_t per_layer,
                                         struct ns_budget *budget, struct ns_error *err);
-NS_MUST_CHECK enum ns_code ns_rank_set_capacity(struct ns_rank *rank, uint32_t capacity, struct ns_error *err);
+/* Smaller than n: members must be taken out first. */
+void ns_rank_set_capacity(struct ns_rank *rank, uint32_t capacity);
+/* Takes out the weakest member of a sample, and its place; the last member moves there. NS_NO_PLACE: all are held. */
+uint32_t ns_rank_remove_weakest(struct ns_rank *rank);
 void ns_rank_fini(struct ns_rank *rank);
 void ns_rank_next_wave(struct ns_rank *rank);
 void ns_rank_at_layer(struct ns_rank *rank, uint32_t layer);
@@ -104,23 +107,30 @@ uint32_t ns_rank_place(const struct ns_rank *rank, uint32_t key); /* NS_NO_PLACE
 uint32_t ns_rank_offer(struct ns_rank *rank, uint32_t key, uint32_t *evicted);
 void ns_rank_drop(struct ns_rank *rank, uint32_t key); /* takes back the offer that was just granted into a new place */
 
-/* ---- tiles.c ----------------------------------------------------------------------------------------------------------- */
+/* ---- tiles.c, stay.c ----------------------------------------------------------------------------------------------------------- */
 
 struct ns_tile_slot;
-struct ns_kept_tile;
+
+/* A tile that stays, or stayed once. Without a block it is only meant to. */
+struct ns_kept_tile {
+    const struct ns_tensor *tensor; /* NULL: an empty place */
+    uint32_t first, n;
+    bool stays, ready;
+    uint8_t *block; /* owned */
+    size_t skip;    /* from the block's start to the first byte */
+};
 
 struct ns_tiles {
     size_t tile_bytes, slot_bytes;
     uint32_t n_slots;
     struct ns_tile_slot *slot; /* [n_slots] */
     /* the wave */
-    const struct ns_tile *list; /* borrowed until wave_end; NULL between waves */
+    bool in_wave;
+    const struct ns_tile *list; /* borrowed until wave_end */
     size_t n_list, next_start, next_acquire;
     /* tiles that stay, by tensor and first row: open addressing, a power of two */
     struct ns_kept_tile *kept;
     size_t n_kept, kept_capacity;
-    bool trunk_planned, head_planned;
-    uint64_t head_room; /* of what stays, meant for head tiles */
 };
 
 /* ---- experts.c ----------------------------------------------------------------------------------------------------------- */
@@ -136,8 +146,7 @@ struct ns_experts {
     uint32_t n_slots;
     struct ns_expert_slot *slot; /* [n_slots]: experts in flight and in use */
     struct ns_rank rank;
-    struct ns_resident *resident; /* [rank.capacity] */
-    bool planned;                 /* capacity was set */
+    struct ns_resident *resident; /* [rank.n_keys]; those below rank.n have a buffer */
     /* the layer */
     uint32_t layer;
     uint32_t *want; /* [n_experts], owned */
@@ -152,7 +161,7 @@ struct ns_store {
     struct ns_budget *budget; /* borrowed */
     struct ns_budget kept;    /* share: expert slots, and what stays between waves */
     bool has_kept;
-    size_t resident_bytes; /* of it, what may stay */
+    size_t room; /* of it, what may stay */
     struct ns_layout layout;
     struct ns_iopool *pool;
     struct ns_tiles tiles;
@@ -168,17 +177,28 @@ struct ns_store {
 NS_MUST_CHECK enum ns_code ns_store_finish(struct ns_store *store, const struct ns_window *w, struct ns_io *io,
                                            uint64_t *class_bytes, struct ns_error *err);
 
+static inline uint64_t ns_tile_offset(const struct ns_tile *tile)
+{
+    return tile->tensor->offset + (uint64_t)tile->first * (tile->tensor->bytes / tile->tensor->dim[0]);
+}
+
+static inline size_t ns_tile_bytes(const struct ns_tile *tile)
+{
+    return (size_t)(tile->tensor->bytes / tile->tensor->dim[0]) * tile->n;
+}
+
 size_t ns_tiles_slot_bytes(const struct ns_layout *layout, size_t tile_bytes);
 NS_MUST_CHECK enum ns_code ns_tiles_init(struct ns_store *store, const struct ns_store_options *options,
                                          struct ns_error *err);
 void ns_tiles_fini(struct ns_store *store);
 void ns_tiles_end(struct ns_store *store);
+/* stay.c: NULL when it does not stay. */
+struct ns_kept_tile *ns_tiles_find_kept(const struct ns_tiles *tiles, const struct ns_tile *tile);
 
 NS_MUST_CHECK enum ns_code ns_experts_init(struct ns_store *store, const struct ns_store_options *options,
                                            struct ns_error *err);
 void ns_experts_fini(struct ns_store *store);
-/* The first wave is known: how many experts may stay in room bytes. */
-NS_MUST_CHECK enum ns_code ns_experts_plan(struct ns_store *store, uint64_t room, struct ns_error *err);
+void ns_experts_set_places(struct ns_store *store, uint32_t n_places);
 void ns_experts_next_wave(struct ns_store *store);
 void ns_experts_end(struct ns_store *store);
 /* prefetch.c: starts what is expected and has room. */

@@ -5,8 +5,7 @@
  *        slot.
  * WHY    The order is known for the whole wave, so nothing is guessed: the disk works while there is room, and the next
  *        layer is under way while this one is computed. Slots are equal, so the ring never fragments; a tile has at most
- *        one matrix, because its rows must be contiguous. What stays is spread evenly over the list rather than taken from
- *        its front: else the disk would idle through the first layers and be the limit in the others.
+ *        one matrix, because its rows must be contiguous.
  * INVARIANTS
  *   1. Tiles are handed out in list order, each read once in a wave.       (store_test: tiles_match_the_file)
  *   2. A slot is reused only after its view was released.                  (store_test: several_views_at_once)
@@ -28,16 +27,6 @@ struct ns_tile_slot {
     struct ns_kept_tile *keep; /* the tile is read into this one's block instead; NULL: into buffer */
     struct ns_window window;
     struct ns_io io;
-};
-
-/* A tile that stays. Without a block it is only meant to. Entries never move while reads run: the table grows between
- * waves only. */
-struct ns_kept_tile {
-    const struct ns_tensor *tensor; /* NULL: an empty place */
-    uint32_t first, n;
-    uint8_t *block; /* owned */
-    bool ready;
-    size_t skip; /* from the block's start to the first byte */
 };
 
 size_t ns_tiles_slot_bytes(const struct ns_layout *layout, size_t tile_bytes)
@@ -74,132 +63,13 @@ void ns_tiles_fini(struct ns_store *s)
     *t = (struct ns_tiles){0};
 }
 
-static size_t row_bytes(const struct ns_tensor *t)
-{
-    return (size_t)(t->bytes / t->dim[0]);
-}
-
 uint32_t ns_store_tile_rows(const struct ns_store *store, const struct ns_tensor *tensor)
 {
-    size_t row = row_bytes(tensor);
+    size_t row = (size_t)(tensor->bytes / tensor->dim[0]);
     size_t n = row > 0 ? store->tiles.tile_bytes / row : 1;
     if (n < 1)
         n = 1;
     return n < tensor->dim[0] ? (uint32_t)n : (uint32_t)tensor->dim[0];
-}
-
-static uint64_t tile_offset(const struct ns_tile *tile)
-{
-    return tile->tensor->offset + (uint64_t)tile->first * row_bytes(tile->tensor);
-}
-
-static size_t tile_size(const struct ns_tile *tile)
-{
-    return row_bytes(tile->tensor) * tile->n;
-}
-
-/* ---- what stays ---- */
-
-/* The entry of a tile, or the empty place where it belongs. The table is never full. */
-static struct ns_kept_tile *kept_at(const struct ns_tiles *t, const struct ns_tensor *tensor, uint32_t first)
-{
-    uint64_t h = ((uint64_t)(uintptr_t)tensor / 16 + first) * 0x9E3779B97F4A7C15u;
-    for (size_t i = (size_t)(h >> 32);; i++) {
-        struct ns_kept_tile *k = &t->kept[i & (t->kept_capacity - 1)];
-        if (!k->tensor || (k->tensor == tensor && k->first == first))
-            return k;
-    }
-}
-
-static struct ns_kept_tile *find_kept(const struct ns_tiles *t, const struct ns_tile *tile)
-{
-    if (t->n_kept == 0)
-        return NULL;
-    struct ns_kept_tile *k = kept_at(t, tile->tensor, tile->first);
-    return k->tensor && k->n == tile->n ? k : NULL;
-}
-
-static enum ns_code grow_kept(struct ns_store *s, size_t more, struct ns_error *err)
-{
-    struct ns_tiles *t = &s->tiles;
-    size_t capacity = 64;
-    while (capacity < 2 * (t->n_kept + more))
-        capacity *= 2;
-    if (capacity <= t->kept_capacity)
-        return NS_OK;
-    struct ns_kept_tile *old = t->kept;
-    size_t old_capacity = t->kept_capacity;
-    struct ns_kept_tile *next = ns_budget_take(s->budget, capacity * sizeof *next, err);
-    if (!next)
-        return NS_BUDGET;
-    t->kept = next;
-    t->kept_capacity = capacity;
-    for (size_t i = 0; i < old_capacity; i++)
-        if (old[i].tensor)
-            *kept_at(t, old[i].tensor, old[i].first) = old[i];
-    ns_budget_give(s->budget, old);
-    return NS_OK;
-}
-
-/* Chooses, evenly over the list, tiles of about room bytes out of all of one class. Returns the bytes chosen. */
-static enum ns_code plan_class(struct ns_store *s, const struct ns_tile *list, size_t n, bool head, uint64_t room,
-                               uint64_t *chosen, struct ns_error *err)
-{
-    struct ns_tiles *t = &s->tiles;
-    uint64_t total = 0;
-    size_t count = 0;
-    *chosen = 0;
-    for (size_t i = 0; i < n; i++)
-        if ((list[i].layer == UINT32_MAX) == head) {
-            total += ns_window_room(tile_offset(&list[i]), tile_size(&list[i])) + NS_STORE_ALIGN;
-            count++;
-        }
-    if (count == 0 || room == 0)
-        return NS_OK;
-    enum ns_code rc = grow_kept(s, count, err);
-    if (rc != NS_OK)
-        return rc;
-    double share = room >= total ? 1.0 : (double)room / (double)total;
-    double passed = 0;
-    for (size_t i = 0; i < n; i++) {
-        if ((list[i].layer == UINT32_MAX) != head)
-            continue;
-        uint64_t bytes = ns_window_room(tile_offset(&list[i]), tile_size(&list[i])) + NS_STORE_ALIGN;
-        passed += share * (double)bytes;
-        if ((double)(*chosen + bytes) > passed + 0.5 || *chosen + bytes > room)
-            continue;
-        struct ns_kept_tile *k = kept_at(t, list[i].tensor, list[i].first);
-        if (k->tensor)
-            continue; /* listed twice */
-        *k = (struct ns_kept_tile){.tensor = list[i].tensor, .first = list[i].first, .n = list[i].n};
-        t->n_kept++;
-        *chosen += bytes;
-    }
-    return NS_OK;
-}
-
-/* The first wave shows what the list is: the trunk has the first claim, then the head, then the experts. */
-static enum ns_code plan_kept(struct ns_store *s, const struct ns_tile *list, size_t n, struct ns_error *err)
-{
-    struct ns_tiles *t = &s->tiles;
-    uint64_t chosen = 0;
-    enum ns_code rc = NS_OK;
-    if (!t->trunk_planned) {
-        rc = plan_class(s, list, n, false, s->resident_bytes, &chosen, err);
-        if (rc != NS_OK)
-            return rc;
-        uint64_t room = s->resident_bytes - chosen;
-        uint64_t head = s->layout.head_bytes;
-        head += head > 0 ? head / 64 + 2 * NS_STORE_ALIGN : 0; /* what windows add */
-        t->head_room = room < head ? room : head;
-        t->trunk_planned = true;
-        rc = ns_experts_plan(s, room - t->head_room, err);
-    }
-    if (rc == NS_OK && !t->head_planned && n > 0 && list[n - 1].layer == UINT32_MAX) {
-        rc = plan_class(s, list, n, true, t->head_room, &chosen, err);
-        t->head_planned = rc == NS_OK;
-    }
-    return rc;
 }
 
 /* ---- the stream ---- */
@@ -217,13 +87,13 @@ static void start_reads(struct ns_store *s)
     struct ns_tiles *t = &s->tiles;
     for (; t->next_start < t->n_list; t->next_start++) {
         const struct ns_tile *tile = &t->list[t->next_start];
-        struct ns_kept_tile *kept = find_kept(t, tile);
+        struct ns_kept_tile *kept = ns_tiles_find_kept(t, tile);
         if (kept && kept->ready)
             continue;
         struct ns_tile_slot *slot = free_slot(t);
         if (!slot)
             return;
-        slot->window = ns_window_of(&s->layout, tile->tensor->shard, tile_offset(tile), tile_size(tile));
+        slot->window = ns_window_of(&s->layout, tile->tensor->shard, ns_tile_offset(tile), ns_tile_bytes(tile));
         slot->keep = NULL;
         uint8_t *into = slot->buffer;
         assert(slot->window.n <= t->slot_bytes);
@@ -241,21 +111,17 @@ static void start_reads(struct ns_store *s)
     }
 }
 
-enum ns_code ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile, size_t n_tiles,
-                                 struct ns_error *err)
+void ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile, size_t n_tiles)
 {
     struct ns_tiles *t = &store->tiles;
-    assert(!t->list);
-    enum ns_code rc = plan_kept(store, tile, n_tiles, err);
-    if (rc != NS_OK)
-        return rc;
+    assert(!t->in_wave);
+    t->in_wave = true;
     t->list = tile;
     t->n_list = n_tiles;
     t->next_start = 0;
     t->next_acquire = 0;
     ns_experts_next_wave(store);
     start_reads(store);
-    return NS_OK;
 }
 
 static enum ns_code tile_failed(const struct ns_tile *tile, enum ns_code rc, struct ns_error *err)
@@ -316,12 +182,12 @@ enum ns_code ns_store_tile_acquire(struct ns_store *store, struct ns_tile_view *
             t->next_acquire++;
             return acquire_slot(store, &t->slot[i], tile, view, err);
         }
-    struct ns_kept_tile *kept = find_kept(t, tile);
+    struct ns_kept_tile *kept = ns_tiles_find_kept(t, tile);
     if (!kept || !kept->ready)
         return tile_failed(tile, ns_error_set(err, NS_BUDGET, "all %" PRIu32 " tile slots are in use", t->n_slots),
                            err);
     t->next_acquire++;
-    store->stats.trunk_kept_bytes += tile_size(tile);
+    store->stats.trunk_kept_bytes += ns_tile_bytes(tile);
     *view =
         (struct ns_tile_view){.data = kept->block + kept->skip, .first = tile->first, .n = tile->n, .slot = UINT32_MAX};
     return NS_OK;
@@ -353,4 +219,5 @@ void ns_tiles_end(struct ns_store *s)
     }
     t->list = NULL;
     t->n_list = 0;
+    t->in_wave = false;
 }

@@ -123,7 +123,7 @@ static enum ns_code replay_ranked(const struct requests *q, const struct ns_trac
     struct ns_rank rank;
     enum ns_code rc = ns_rank_init(&rank, q->n_keys, t->n_experts, budget, err);
     if (rc == NS_OK)
-        rc = ns_rank_set_capacity(&rank, capacity, err);
+        ns_rank_set_capacity(&rank, capacity < q->n_keys ? capacity : q->n_keys);
     for (uint32_t g = 0; g < q->n_groups && rc == NS_OK; g++) {
         if (g % q->n_layers == 0)
             ns_rank_next_wave(&rank);

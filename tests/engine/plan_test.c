@@ -50,8 +50,12 @@ static void monotonic(void **state)
     /* C73: the cache grows, and stops at the size of the model */
     assert_int_equal(before.rows_max, 4096);
     assert_true(before.store.resident_bytes >= before.trunk_bytes + before.head_bytes + before.expert_total_bytes);
-    assert_true(before.store.resident_bytes <=
-                2 * (before.trunk_bytes + before.head_bytes + before.expert_total_bytes));
+    assert_int_equal(before.keep.trunk_bytes, before.trunk_bytes);
+    assert_int_equal(before.keep.head_bytes, before.head_bytes);
+    assert_int_equal(before.keep.experts, before.n_moe_layers * before.n_experts);
+    struct ns_plan more = {0};
+    assert_int_equal(plan_of("k3-tiny", (size_t)20 << 30, 0, &more, NULL), NS_OK);
+    assert_int_equal(more.store.resident_bytes, before.store.resident_bytes);
 }
 
 static void floor_is_sharp(void **state)
@@ -124,18 +128,32 @@ static void forecast(void **state)
     } want[] = {{1, 16.0}, {4, 62.3}, {16, 224.4}, {64, 613.2}, {256, 887.1}}; /* the specification's table */
 
     for (size_t i = 0; i < NS_COUNT(want); i++) {
-        ns_plan_forecast(&plan, &work, want[i].rows, 1, 0, 0, &f);
+        struct ns_load_shape one = {.rows = want[i].rows, .head_rows = 1};
+        ns_plan_forecast(&plan, &work, &one, &f);
         double got = (double)f.experts_distinct / 92;
         assert_true(got > want[i].union_size - 0.06 && got < want[i].union_size + 0.06);
     }
-    ns_plan_forecast(&plan, &work, 10, 0, 100, 7, &f);
+    struct ns_load_shape ten = {.rows = 10, .distinct = 100, .mean_context = 7};
+    ns_plan_forecast(&plan, &work, &ten, &f);
     assert_int_equal(f.experts_distinct, 9200);
     assert_int_equal(f.head_bytes, 0);
     assert_int_equal(f.trunk_bytes, plan.trunk_bytes);
     assert_true(f.multiply_adds == 10 * (54 + 48 + 7 * 2.0));
-    plan.store.resident_bytes = 10000000000;
-    ns_plan_forecast(&plan, &work, 1, 1, 16, 0, &f);
-    assert_int_equal(f.trunk_bytes + f.kept_bytes, plan.trunk_bytes);
+    /* a tenth of all experts stays, and with them tiles; then states take all but 6 GB of the room */
+    plan.keep = (struct ns_keep){.trunk_bytes = 5000000000, .head_bytes = 2000000000, .experts = 92 * 896 / 10};
+    plan.share[NS_SHARE_STATES] = 1000000000;
+    plan.share[NS_SHARE_RESIDENT] = 160000000000;
+    struct ns_load_shape one = {.rows = 1, .head_rows = 1, .distinct = 16};
+    ns_plan_forecast(&plan, &work, &one, &f);
+    assert_int_equal(f.trunk_bytes, plan.trunk_bytes - 5000000000);
+    assert_int_equal(f.head_bytes, plan.head_bytes - 2000000000);
+    assert_int_equal(f.expert_bytes, (92 * 16 - 147) * plan.expert_bytes);
+    assert_int_equal(f.kept_bytes, 7000000000 + 147 * plan.expert_bytes);
+    one.state_bytes = 155000000000;
+    ns_plan_forecast(&plan, &work, &one, &f);
+    assert_int_equal(f.trunk_bytes, plan.trunk_bytes - 5000000000);
+    assert_int_equal(f.head_bytes, plan.head_bytes - 1000000000);
+    assert_int_equal(f.expert_bytes, 92 * 16 * plan.expert_bytes);
 }
 
 int main(void)

@@ -25,7 +25,8 @@ static size_t choose(const struct fixture *f, uint32_t *id, uint32_t *rows, uint
 static enum ns_code run_wave(struct fixture *f, uint32_t of, uint32_t wave, bool expect, size_t held,
                              struct ns_error *err)
 {
-    enum ns_code rc = ns_store_wave_begin(f->store, NULL, 0, err);
+    enum ns_code rc = NS_OK;
+    ns_store_wave_begin(f->store, NULL, 0);
     for (uint32_t layer = 0; layer < f->config.n_layers && rc == NS_OK; layer++) {
         uint32_t id[256], rows[256];
         if (!ns_config_is_moe(&f->config, layer))
@@ -104,10 +105,9 @@ static void kept_experts_are_skipped(void **state)
             assert_int_equal(ns_store_measure(&f.config, f.shards, &o, &f.budget, &need, NULL), NS_OK);
             uint64_t all = n_moe_layers(&f) * f.config.n_experts;
             uint64_t places = all * percent[p] / 100;
-            /* the head has the first claim on what stays */
-            o.resident_bytes =
-                (size_t)(places * need.slot_bytes + need.head_bytes + need.head_bytes / 64 + 2 * 4096 + 4096);
+            o.resident_bytes = (size_t)(places * (need.slot_bytes + 8192));
             fixture_open_store(&f, &o);
+            fixture_keep(&f, 0);
             struct ns_store_stats s0, s1, s2;
             ns_store_stats_get(f.store, &s0);
             assert_int_equal(run_wave(&f, 1, 0, false, 1, NULL), NS_OK);
@@ -133,8 +133,9 @@ static void pinned_experts_survive(void **state)
     struct ns_store_options o = {.tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 4};
     struct ns_store_need need;
     assert_int_equal(ns_store_measure(&f.config, f.shards, &o, &f.budget, &need, NULL), NS_OK);
-    o.resident_bytes = (size_t)(need.head_bytes + need.head_bytes / 64 + 8192 + 5 * need.slot_bytes);
+    o.resident_bytes = 5 * (need.slot_bytes + 8192);
     fixture_open_store(&f, &o);
+    fixture_keep(&f, 0);
     for (uint32_t wave = 0; wave < 12; wave++)
         assert_int_equal(run_wave(&f, 2 + wave % 3, wave, wave % 2 == 1, 3, NULL), NS_OK);
     fixture_close(&f);
@@ -149,8 +150,9 @@ static void wanted_residents_stay(void **state)
     struct ns_store_options o = {.tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 2};
     struct ns_store_need need;
     assert_int_equal(ns_store_measure(&f.config, f.shards, &o, &f.budget, &need, NULL), NS_OK);
-    o.resident_bytes = (size_t)(need.head_bytes + need.head_bytes / 64 + 8192 + 6 * need.slot_bytes);
+    o.resident_bytes = 6 * (need.slot_bytes + 8192);
     fixture_open_store(&f, &o);
+    fixture_keep(&f, 0);
     uint64_t read = 0, kept = 0;
     for (uint32_t wave = 0; wave < 20; wave++) {
         struct ns_store_stats s;
@@ -186,7 +188,7 @@ static void expected_experts_are_used(void **state)
     assert_true(s.expert_bytes - before >= all / 2 * ns_store_expert_bytes(f.store));
     /* a few are expected: nothing is read early */
     struct ns_store_stats t;
-    assert_int_equal(ns_store_wave_begin(f.store, NULL, 0, NULL), NS_OK);
+    ns_store_wave_begin(f.store, NULL, 0);
     ns_store_experts_expect(f.store, f.config.first_dense, f.config.n_experts / 2);
     ns_store_wave_end(f.store);
     ns_store_stats_get(f.store, &t);
@@ -205,7 +207,7 @@ static void abandoned_waves_leave_nothing(void **state)
     uint32_t id[256], rows[256], layer = f.config.first_dense;
     size_t n = choose(&f, id, rows, 1, 0);
     for (size_t taken = 0; taken < 6; taken++) {
-        assert_int_equal(ns_store_wave_begin(f.store, NULL, 0, NULL), NS_OK);
+        ns_store_wave_begin(f.store, NULL, 0);
         if (taken % 2 == 0)
             ns_store_experts_expect(f.store, layer, n);
         assert_int_equal(ns_store_experts_want(f.store, layer, id, rows, n, NULL), NS_OK);
@@ -234,7 +236,7 @@ static void too_many_in_hand_is_said(void **state)
     struct ns_expert_view view[3];
     memset(view, 0, sizeof view);
     struct ns_error err = {0};
-    assert_int_equal(ns_store_wave_begin(f.store, NULL, 0, NULL), NS_OK);
+    ns_store_wave_begin(f.store, NULL, 0);
     assert_int_equal(ns_store_experts_want(f.store, layer, id, rows, n, NULL), NS_OK);
     assert_int_equal(ns_store_expert_acquire(f.store, (struct ns_expert_id){layer, id[0]}, &view[0], NULL), NS_OK);
     assert_int_equal(ns_store_expert_acquire(f.store, (struct ns_expert_id){layer, id[1]}, &view[1], NULL), NS_OK);
@@ -247,7 +249,7 @@ static void too_many_in_hand_is_said(void **state)
     ns_store_wave_end(f.store);
     /* lists that are not ascending are a bug of the caller, and refused */
     uint32_t wrong[2] = {3, 3};
-    assert_int_equal(ns_store_wave_begin(f.store, NULL, 0, NULL), NS_OK);
+    ns_store_wave_begin(f.store, NULL, 0);
     assert_int_equal(ns_store_experts_want(f.store, layer, wrong, rows, 2, NULL), NS_INTERNAL);
     ns_store_wave_end(f.store);
     fixture_close(&f);
