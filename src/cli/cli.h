@@ -46,6 +46,8 @@ enum ns_opt {
     NS_OPT_WAVE_ROWS,
     NS_OPT_CONTEXT,
     NS_OPT_LAYERS,
+    NS_OPT_SPILL,
+    NS_OPT_SPILL_LIMIT,
     NS_OPT_ONCE,
     NS_OPT_KEEP,
     NS_OPT_TAKEOVER,

@@ -34,9 +34,20 @@ static void say_memory(struct ns_cli *cli, const struct ns_night_plan *p)
     say_bytes(cli, "requests and plans", p->desk_bytes, "");
     for (size_t i = 0; i < NS_COUNT(shares); i++)
         say_bytes(cli, ns_share_name(shares[i]), p->engine.share[shares[i]], "");
+    say_bytes(cli, "of it dense", p->engine.keep.trunk_bytes + p->engine.keep.head_bytes, "tiles of layers and head");
+    ns_say(cli, "  %-20s %10" PRIu32 "  of %" PRIu64 ", when no states need the room\n", "of it experts",
+           p->engine.keep.experts, (uint64_t)p->engine.n_moe_layers * p->engine.n_experts);
     ns_say(cli, "  %-20s %10" PRIu32 "\n", "rows of a wave", p->engine.rows_max);
     ns_say(cli, "  %-20s %10" PRIu64 "  of 1024 positions\n", "sequences in flight",
            ns_plan_sequences(&p->engine, 1024));
+    if (p->engine.spill_file_bytes > 0) {
+        char one[16], room[16];
+        ns_size_text(p->engine.spill_file_bytes, one);
+        ns_size_text(p->engine.spill_free_bytes, room);
+        snprintf(note, sizeof note, "most on disk, of %s free; %s a state", room, one);
+        say_bytes(cli, "spilled states", p->engine.spill_bytes, note);
+        ns_say(cli, "  %-20s %10" PRIu32 "  sequences more in flight\n", "", p->engine.spilled_most);
+    }
     ns_say(cli, "  %-20s %10" PRIu32 "\n", "context", p->engine.context);
 }
 
@@ -101,6 +112,7 @@ static void range_json(struct ns_answer_json *a, const char *key, const struct n
 
 static void memory_json(struct ns_answer_json *a, const struct ns_night_plan *p)
 {
+    ns_answer_int(a, "layers", p->engine.layers);
     ns_answer_int(a, "ceiling_bytes", (int64_t)p->ceiling_bytes);
     ns_json_put_key(&a->w, "chosen");
     ns_json_put_bool(&a->w, p->view.is_chosen);
@@ -116,12 +128,29 @@ static void memory_json(struct ns_answer_json *a, const struct ns_night_plan *p)
     for (size_t i = 0; i < NS_COUNT(shares); i++)
         ns_answer_int(a, ns_share_name(shares[i]), (int64_t)p->engine.share[shares[i]]);
     ns_json_close_object(&a->w);
+    ns_json_put_key(&a->w, "keep");
+    ns_json_open_object(&a->w);
+    ns_answer_int(a, "trunk_bytes", (int64_t)p->engine.keep.trunk_bytes);
+    ns_answer_int(a, "head_bytes", (int64_t)p->engine.keep.head_bytes);
+    ns_answer_int(a, "experts", (int64_t)p->engine.keep.experts);
+    ns_json_close_object(&a->w);
     ns_answer_int(a, "rows_max", p->engine.rows_max);
     ns_answer_int(a, "context", p->engine.context);
     ns_answer_int(a, "row_bytes", (int64_t)p->engine.row_bytes);
     ns_answer_int(a, "sequence_bytes", (int64_t)p->engine.seq_bytes);
     ns_answer_int(a, "position_bytes", (int64_t)p->engine.position_bytes);
     ns_answer_int(a, "expert_bytes", (int64_t)p->engine.expert_bytes);
+    ns_json_put_key(&a->w, "spill");
+    if (p->engine.spill_file_bytes == 0) {
+        ns_json_put_null(&a->w);
+        return;
+    }
+    ns_json_open_object(&a->w);
+    ns_answer_int(a, "limit_bytes", (int64_t)p->engine.spill_bytes);
+    ns_answer_int(a, "free_bytes", (int64_t)p->engine.spill_free_bytes);
+    ns_answer_int(a, "state_bytes", (int64_t)p->engine.spill_file_bytes);
+    ns_answer_int(a, "sequences", p->engine.spilled_most);
+    ns_json_close_object(&a->w);
 }
 
 static void wave_json(struct ns_answer_json *a, const struct ns_outlook *o)
@@ -213,14 +242,20 @@ enum ns_code ns_cmd_plan(struct ns_cli *cli, struct ns_error *err)
         .wave_rows = (uint32_t)args->number[ns_given(cli, NS_OPT_ROWS) ? NS_OPT_ROWS : NS_OPT_WAVE_ROWS],
         .context = (uint32_t)args->number[NS_OPT_CONTEXT],
         .layers = (uint32_t)args->number[NS_OPT_LAYERS],
+        .spill_dir = args->text[NS_OPT_SPILL],
+        .spill_bytes = args->number[NS_OPT_SPILL_LIMIT],
     };
     if (!options.model_dir)
         return ns_error_set(err, NS_USAGE, "plan wants --model DIR");
+    if (ns_given(cli, NS_OPT_SPILL_LIMIT) && !options.spill_dir)
+        return ns_error_set(err, NS_USAGE, "--spill-limit wants --spill DIR");
     struct ns_night_plan plan;
     struct ns_outlook outlook = {0};
     enum ns_code rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
     if (rc == NS_OK)
         rc = ns_night_plan(&options, &plan, err);
+    if (rc == NS_OK && options.layers > 0)
+        ns_note(cli, "only the first %" PRIu32 " layers: not the model", plan.engine.layers);
     if (rc == NS_OK && plan.view.n_others > 0)
         ns_note(cli, "process %" PRId64 " runs this model too", plan.view.other_pid);
     if (rc == NS_OK)

@@ -57,6 +57,7 @@ static enum ns_code answer_json(struct ns_cli *cli, const struct ns_night_report
     ns_answer_int(&a, "experts_kept", (int64_t)r->experts_kept);
     ns_answer_int(&a, "experts_read", (int64_t)r->experts_read);
     ns_answer_int(&a, "bytes_read", (int64_t)r->bytes_read);
+    ns_answer_int(&a, "bytes_spilled", (int64_t)r->bytes_spilled);
     ns_answer_int(&a, "tokens_restored", (int64_t)r->tokens_restored);
     ns_answer_int(&a, "tokens_recomputed", (int64_t)r->tokens_recomputed);
     ns_answer_number(&a, "compute_s", (double)r->compute_ns / 1e9);
@@ -85,7 +86,12 @@ static enum ns_code answer(struct ns_cli *cli, const struct ns_night_report *r, 
            r->tokens_out);
     ns_say(cli, "experts   %" PRIu64 " requested, %" PRIu64 " distinct, %" PRIu64 " kept, %" PRIu64 " read\n",
            r->experts_requested, r->experts_distinct, r->experts_kept, r->experts_read);
-    ns_say(cli, "disk      %s read\n", size);
+    ns_say(cli, "disk      %s read", size);
+    if (r->bytes_spilled > 0) {
+        ns_size_text(r->bytes_spilled, size);
+        ns_say(cli, ", %s of states written", size);
+    }
+    ns_say(cli, "\n");
     ns_say(cli, "time      %s, %s computing, %s waiting for the disk\n", wall, compute, stall);
     if (r->tokens_restored + r->tokens_recomputed > 0)
         ns_say(cli, "resumed   %" PRIu64 " tokens restored, %" PRIu64 " computed again\n", r->tokens_restored,
@@ -127,6 +133,8 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
         .wave_rows = (uint32_t)args->number[NS_OPT_WAVE_ROWS],
         .context = (uint32_t)args->number[NS_OPT_CONTEXT],
         .layers = (uint32_t)args->number[NS_OPT_LAYERS],
+        .spill_dir = args->text[NS_OPT_SPILL],
+        .spill_bytes = args->number[NS_OPT_SPILL_LIMIT],
         .once = ns_given(cli, NS_OPT_ONCE),
         .keep = ns_given(cli, NS_OPT_KEEP),
         .require_done = ns_given(cli, NS_OPT_REQUIRE_DONE),
@@ -140,6 +148,8 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
     };
     if (!options.model_dir)
         return ns_error_set(err, NS_USAGE, "run wants --model DIR");
+    if (ns_given(cli, NS_OPT_SPILL_LIMIT) && !options.spill_dir)
+        return ns_error_set(err, NS_USAGE, "--spill-limit wants --spill DIR");
     enum ns_code rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
     struct ns_progress *progress = NULL;
     struct ns_night_report report = {0};

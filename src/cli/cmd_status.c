@@ -112,6 +112,7 @@ static void waves_json(struct ns_answer_json *a, const struct ns_queue_status *s
     ns_answer_int(a, "rows", s->wave_rows);
     ns_answer_int(a, "tokens_out", s->wave_tokens_out);
     ns_answer_int(a, "bytes_read", s->bytes_read);
+    ns_answer_int(a, "bytes_spilled", s->bytes_spilled);
     ns_answer_int(a, "experts_hit", s->experts_hit);
     ns_answer_int(a, "experts_missed", s->experts_missed);
     ns_answer_int(a, "io_ms", s->io_ms);
@@ -220,6 +221,10 @@ static void say_waves(struct ns_cli *cli, const struct ns_queue_status *s, const
     ns_span_text((double)s->wall_ms / 1000, wall);
     ns_say(cli, "last run  %" PRId64 " waves, %" PRId64 " rows, %" PRId64 " tokens, %s read in %s\n", s->waves,
            s->wave_rows, s->wave_tokens_out, size, wall);
+    if (s->bytes_spilled > 0) {
+        ns_size_text((uint64_t)s->bytes_spilled, size);
+        ns_say(cli, "          %s of states written to disk\n", size);
+    }
     ns_say(cli, "          last %" PRId64 " waves: %.1f tokens/s, %s/s", s->recent_waves,
            per_second(s->recent_tokens_out, s->recent_ms), rate);
     if (s->experts_hit + s->experts_missed > 0)

@@ -348,22 +348,34 @@ static enum ns_code page_end(void *arg, struct ns_error *err)
     return NS_OK;
 }
 
+static size_t count_spilled(const struct ns_spill_home *home, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        count += home[i].seq->spilled != NULL;
+    return count;
+}
+
 enum ns_code ns_spill_window_open(struct ns_engine *e, const struct ns_spill_home *home, size_t n, bool may_append,
                                   struct ns_spill_window **out, struct ns_error *err)
 {
     struct ns_spill *s = e->spill;
-    size_t n_paged = 0, next = 0, slice = s ? (s->slice_bytes + 63) / 64 * 16 : 0; /* floats, 64-byte steps */
+    size_t n_paged = count_spilled(home, n), next = 0,
+           slice = s ? (s->slice_bytes + 63) / 64 * 16 : 0; /* floats, 64-byte steps */
     *out = NULL;
-    for (size_t i = 0; i < n; i++)
-        n_paged += home[i].seq->spilled != NULL;
     if (n_paged == 0)
         return NS_OK;
-    enum ns_code rc = ns_pool_make_room(e,
-                                        sizeof(struct ns_spill_window) + n * sizeof(struct ns_kda_log) +
-                                            n_paged * (sizeof(struct paged) + slice * sizeof(float)),
-                                        err);
-    if (rc != NS_OK)
-        return rc;
+    /* room for the window may push more homes into files */
+    for (size_t before = SIZE_MAX; n_paged != before;) {
+        before = n_paged;
+        enum ns_code rc = ns_pool_make_room(e,
+                                            sizeof(struct ns_spill_window) + n * sizeof(struct ns_kda_log) +
+                                                n_paged * (sizeof(struct paged) + slice * sizeof(float)),
+                                            err);
+        if (rc != NS_OK)
+            return rc;
+        n_paged = count_spilled(home, n);
+    }
     struct ns_spill_window *w = (struct ns_spill_window *)ns_budget_take(&e->state_share, sizeof *w, err);
     if (!w)
         return NS_BUDGET;

@@ -143,6 +143,8 @@ void ns_ceiling_engine_options(const struct ns_night_options *options, struct ns
         .rows_max = options->wave_rows,
         .context = options->context,
         .layers = options->layers,
+        .spill_dir = options->spill_dir,
+        .spill_bytes = options->spill_bytes,
     };
 }
 

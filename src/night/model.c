@@ -32,8 +32,13 @@ static enum ns_code read_job_model(const struct ns_night_options *options, struc
     if (ns_path_exists(path))
         rc = ns_file_slurp(path, (size_t)1 << 20, &o->ceiling.desk, &text, &text_n, err);
     const struct ns_config *config = ns_engine_config(o->engine);
+    uint32_t layers = ns_engine_plan(o->engine)->layers;
+    char contract[32] = NS_CONTRACT;
+    /* another contract: such answers never mix with the model's, and say what they are */
+    if (layers < config->n_layers)
+        (void)snprintf(contract, sizeof contract, NS_CONTRACT ", %" PRIu32 " layers", layers);
     if (rc == NS_OK)
-        rc = ns_job_model_init(&o->job, o->tokenizer, ns_engine_fingerprint(o->engine), NS_CONTRACT, config->vocab,
+        rc = ns_job_model_init(&o->job, o->tokenizer, ns_engine_fingerprint(o->engine), contract, config->vocab,
                                ns_engine_context(o->engine), config->eos, text, text_n, err);
     ns_budget_give(&o->ceiling.desk, text);
     return rc;

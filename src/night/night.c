@@ -50,6 +50,7 @@ void ns_night_count(struct ns_night *night, const struct ns_wave_stats *stats)
     r->experts_kept += stats->store.experts_kept;
     r->bytes_read +=
         stats->store.trunk_bytes + stats->store.head_bytes + stats->store.embed_bytes + stats->store.expert_bytes;
+    r->bytes_spilled += stats->spill_written_bytes;
     r->compute_ns += stats->compute_ns;
     r->disk_ns += stats->store.disk_ns;
     r->stall_ns += stats->store.stall_ns;

@@ -14,7 +14,7 @@ struct ns_night_report {
     uint64_t waves, rows, tokens_out;
     uint64_t requests_done, requests_failed, requests_left; /* left: still queued or running in the queue */
     uint64_t experts_requested, experts_distinct, experts_read, experts_kept;
-    uint64_t bytes_read;
+    uint64_t bytes_read, bytes_spilled; /* spilled: written for states */
     uint64_t tokens_restored, tokens_recomputed;
     uint64_t compute_ns, disk_ns, stall_ns, wall_ns;
     uint64_t last_wave_ns;
@@ -67,6 +67,8 @@ struct ns_night_options {
     uint32_t wave_rows;    /* 0: chosen by the scheduler */
     uint32_t context;      /* 0: the engine's default */
     uint32_t layers;       /* diagnosis: only the first layers; 0: all */
+    const char *spill_dir; /* states that do not fit in memory go to files here; NULL: never */
+    uint64_t spill_bytes;  /* most of such files; 0: half of what is free there */
     const char *lane;      /* NULL: main */
     bool once;             /* end after one wave */
     bool keep;             /* stay when the queue is empty */

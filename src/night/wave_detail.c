@@ -39,6 +39,9 @@ static void put_account(struct ns_text *out, const struct ns_sched_account *a)
     put_u64(out, "alone_rows", a->alone_rows);
     put_u64(out, "alone_bytes", a->alone_bytes);
     put_u64(out, "state_bytes", a->state_bytes);
+    put_u64(out, "spill_read_bytes", a->spill_read_bytes);
+    put_u64(out, "spill_written_bytes", a->spill_written_bytes);
+    put_u64(out, "spill_file_bytes", a->spill_file_bytes);
     put_real(out, "disk_s", (double)a->disk_ns * 1e-9);
     put_real(out, "compute_s", (double)a->compute_ns * 1e-9);
     put_real(out, "product_s", (double)a->product_ns * 1e-9);

@@ -348,6 +348,7 @@ struct ns_queue_status {
     int64_t judged, correct, prompt_tokens, completion_tokens;
     /* waves of the last run (all of its rows) */
     int64_t waves, wave_rows, wave_tokens_out, bytes_read, experts_hit, experts_missed, io_ms, compute_ms, wall_ms;
+    int64_t bytes_spilled; /* written for states that did not fit in memory */
     /* the last up to ten waves, for rates */
     int64_t recent_waves, recent_tokens_out, recent_ms, recent_bytes;
     int64_t wal_bytes;

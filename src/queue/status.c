@@ -211,11 +211,12 @@ static enum ns_code read_waves(struct ns_queue *q, struct ns_queue_status *o, st
 {
     sqlite3_stmt *stmt;
     int64_t *const last[] = {&o->waves,          &o->wave_rows, &o->wave_tokens_out, &o->bytes_read, &o->experts_hit,
-                             &o->experts_missed, &o->io_ms,     &o->compute_ms,      &o->wall_ms};
+                             &o->experts_missed, &o->io_ms,     &o->compute_ms,      &o->wall_ms,    &o->bytes_spilled};
     enum ns_code rc =
         ns_sql_rows(q, &stmt, err,
                     "SELECT COUNT(*), SUM(n_tokens_in), SUM(n_tokens_out), SUM(bytes_read), SUM(cache_hits),"
-                    " SUM(cache_misses), SUM(io_ms), SUM(compute_ms), SUM(ended_at - began_at) FROM waves"
+                    " SUM(cache_misses), SUM(io_ms), SUM(compute_ms), SUM(ended_at - began_at),"
+                    " SUM(json_extract(detail, '$.spill_written_bytes')) FROM waves"
                     " WHERE runner_id = (SELECT runner_id FROM waves ORDER BY id DESC LIMIT 1)",
                     "");
     if (rc == NS_OK)

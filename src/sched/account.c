@@ -164,6 +164,9 @@ void ns_sched_observe(struct ns_sched *s, const struct ns_wave_stats *stats)
     a->alone_rows = s->wave.alone_rows;
     a->alone_bytes = (uint64_t)s->wave.alone_bytes;
     a->state_bytes = s->held;
+    a->spill_read_bytes = stats->spill_read_bytes;
+    a->spill_written_bytes = stats->spill_written_bytes;
+    a->spill_file_bytes = stats->spill_file_bytes;
     a->disk_ns = stats->store.disk_ns;
     a->compute_ns = stats->compute_ns;
     a->product_ns = stats->product_ns;
@@ -180,8 +183,10 @@ void ns_sched_observe(struct ns_sched *s, const struct ns_wave_stats *stats)
     ADD(experts_kept), ADD(experts_read), ADD(experts_uniform), ADD(trunk_bytes), ADD(head_bytes), ADD(embed_bytes);
     ADD(expert_bytes), ADD(trunk_kept_bytes), ADD(alone_rows), ADD(alone_bytes), ADD(disk_ns), ADD(compute_ns);
     ADD(product_ns), ADD(stall_ns), ADD(wall_ns), ADD(plan_ns);
+    ADD(spill_read_bytes), ADD(spill_written_bytes);
 #undef ADD
     all->state_bytes = a->state_bytes > all->state_bytes ? a->state_bytes : all->state_bytes;
+    all->spill_file_bytes = a->spill_file_bytes > all->spill_file_bytes ? a->spill_file_bytes : all->spill_file_bytes;
     rows_learn(s, stats);
 }
 

@@ -62,7 +62,9 @@ for limit in $((floor + 200000)) 64M 1G; do
     last=$kept
 done
 check "more is kept in the end ($last after $first)" [ "$last" -gt "$first" ]
-check "it stops at the model's size" [ "$last" -le $((weights + weights / 8)) ]
+exits 0 "plan in 2G" plan --model "$demo" --memory 2G --context 512 $given --json
+check "it stops at the model's size" [ "$(field out '$.shares.resident')" -eq "$last" ]
+check "not far beyond the files' ($last of $weights)" [ "$last" -le $((2 * weights)) ]
 run_under 64M
 exits 0 "plan by itself" plan --model "$demo" $given
 check "a ceiling is chosen" out_has "chosen"
@@ -70,6 +72,37 @@ check "sequences in flight" out_has "of 1024 positions"
 check "forecast and fact" out_has "the last run:"
 exits 75 "rows that do not fit" plan --model "$demo" --memory 64M --context 512 --rows 1000000 $given
 exits 64 "no model" plan
+
+# ---- what the plan says stays is not read again: waves of a scoring job, each byte of dense weights against the plan.
+# Prompts by themselves: states of shared prefixes would take room from weights.
+head -n 60 "$demo/demo-choice.jsonl" >score.jsonl
+part() { # WAVE FIELD - of the account of a wave
+    sql "SELECT json_extract(detail, '\$.$2') FROM waves ORDER BY id LIMIT 1 OFFSET $1"
+}
+near() { # GOT WANT - equal, but for the edges of windows of direct reads
+    [ "$1" -ge "$2" ] && [ "$1" -le $(($2 + $2 / 8 + 8192)) ]
+}
+for limit in $((floor + 1500000)) $((floor + 6000000)) 200M; do
+    fresh_queue
+    "$NIGHTSHIFT" submit -q score.jsonl >/dev/null
+    exits 0 "score in $limit" run --model "$demo" --memory $limit --context 512 --wave-rows 64 --order single
+    exits 0 "plan in $limit" plan --model "$demo" --memory $limit --context 512 --wave-rows 64 $given --json
+    last=$(($(sql 'SELECT count(*) FROM waves') - 1))
+    check "several waves in $limit" [ "$last" -ge 3 ]
+    for wave in 2 $last; do
+        check "$limit, wave $wave: dense weights as planned" near "$(part $wave trunk_bytes)" "$(field out '$.wave.trunk_bytes')"
+        check "$limit, wave $wave: the head too" near "$(part $wave head_bytes)" "$(field out '$.wave.head_bytes')"
+        read=$(part $wave experts_read)
+        kept=$(part $wave experts_kept)
+        check "$limit, wave $wave: each expert once" [ $((read + kept)) -eq "$(part $wave experts_distinct)" ]
+        size=$(field out '$.expert_bytes')
+        check "$limit, wave $wave: and no byte more" [ "$(part $wave expert_bytes)" -le $((read * (size + 8192))) ]
+        check "$limit, wave $wave: kept experts are used" [ "$kept" -le "$(field out '$.keep.experts')" ]
+    done
+    check "$limit: as many experts stay as was hoped" [ "$(part $last expert_bytes)" -le $(($(field out \
+        '$.wave.expert_bytes') * (size + 8192) / size)) ]
+done
+check "in 200M nothing is read twice" [ "$(part $last trunk_bytes)$(part $last head_bytes)$(part $last experts_read)" = 000 ]
 
 # ---- C74: a second run on the same model, through a link, sees the first and what it promised. The model is a copy of
 # this test's own: runs are counted over the whole machine, and other tests run the demo's.

@@ -113,7 +113,7 @@ static void writes_less(void **state)
         rig_prompt(id[i], N, ns_engine_config(rig.engine)->vocab, 300 + i);
     night(&rig, (const uint32_t(*)[N])id, got, &n_spilled);
     ns_engine_spill_stats(rig.engine, &stats);
-    uint64_t plain = (uint64_t)n_spilled * (N - PREFILL) * ns_seq_bytes(rig.engine, 0);
+    uint64_t plain = (uint64_t)n_spilled * (N - PREFILL) * ns_engine_plan(rig.engine)->seq_bytes;
     assert_true(stats.written_bytes > 0 && stats.written_bytes < plain / 2);
     rig_close(&rig);
     scratch_close(&s);
