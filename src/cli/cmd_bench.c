@@ -99,7 +99,7 @@ static enum ns_code say_all(struct disk_bench *b, struct ns_error *err)
 static enum ns_code bench_disk(struct ns_cli *cli, struct ns_error *err)
 {
     if (!ns_given(cli, NS_OPT_MODEL)) {
-        ns_hint(cli, "say whose files to read: --model DIR");
+        ns_hint(cli, "Say whose files to read: --model DIR.");
         return ns_error_set(err, NS_USAGE, "bench disk needs --model");
     }
     const char *dir = cli->args.text[NS_OPT_MODEL];

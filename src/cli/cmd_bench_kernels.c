@@ -8,6 +8,7 @@ struct rates {
     struct ns_cli *cli;
     enum ns_code rc;
     struct ns_error *err;
+    size_t n_kernels;
 };
 
 static void say_share(struct ns_cli *cli, double rate, double share)
@@ -23,6 +24,7 @@ static bool say_rate(void *arg, const struct ns_rate *r)
 {
     struct rates *rates = arg;
     struct ns_cli *cli = rates->cli;
+    rates->n_kernels += r->rows > 0; /* the peaks are of no rows */
     if (cli->json) {
         struct ns_answer_json a;
         ns_answer_begin(&a, cli);
@@ -62,9 +64,11 @@ enum ns_code ns_bench_kernels(struct ns_cli *cli, struct ns_error *err)
     if (!cli->json)
         ns_say(cli, "%-16s %5s %-7s %3s %9s %8s %9s %8s\n", "kernel", "rows", "isa", "thr", "GFMA/s", "of peak", "GB/s",
                "of read");
-    struct rates rates = {cli, NS_OK, err};
+    struct rates rates = {.cli = cli, .rc = NS_OK, .err = err};
     enum ns_code rc = ns_kernels_measure(&what, &budget, say_rate, &rates, err);
     ns_budget_fini(&budget);
+    if (rc == NS_OK && rates.rc == NS_OK && what.kernel && rates.n_kernels == 0 && ns_signal_count() == 0)
+        return ns_error_set(err, NS_USAGE, "no kernel's name contains \"%s\"", what.kernel);
     if (rc == NS_OK && rates.rc == NS_OK && ns_signal_count() > 0)
         cli->status = NS_STATUS_INTERRUPTED;
     return rc != NS_OK ? rc : rates.rc;

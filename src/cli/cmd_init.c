@@ -1,10 +1,12 @@
 /* cmd_init.c - create the queue's database. */
 #include "cli/commands.h"
 
+#include "sys/sys.h"
+
 enum ns_code ns_cmd_init(struct ns_cli *cli, struct ns_error *err)
 {
     enum ns_code rc = ns_queue_create(cli->db_path, err);
-    if (rc == NS_CANTCREAT)
+    if (rc == NS_CANTCREAT && ns_path_exists(cli->db_path))
         ns_hint(cli, "An existing queue is never replaced; name another file with --db.");
     if (rc != NS_OK)
         return rc;

@@ -77,7 +77,8 @@ enum ns_code ns_cmd_submit(struct ns_cli *cli, struct ns_error *err)
         note_bad_lines(cli, path, &report);
         if (cli->json && answer_json(cli, &report, NULL) != NS_OK)
             ns_note(cli, "no memory to list the bad lines");
-        ns_hint(cli, "Mend the lines, or submit without --strict: bad lines then fail alone.");
+        if (ns_given(cli, NS_OPT_STRICT) && report.lines > 0)
+            ns_hint(cli, "Mend the lines, or submit without --strict: bad lines then fail alone.");
     }
     ns_submit_report_fini(&report);
     ns_queue_close(queue);

@@ -11,7 +11,7 @@
 const struct ns_verb ns_verbs[] = {
     {"init", "set up", "", 0, 0, 0,
      "create the queue's database",
-     "Creates the file named by --db (else $NIGHTSHIFT_DB, else ./queue.db). An existing queue is left alone and is an "
+     "Creates the file named by --db (else $NIGHTSHIFT_DB, else ./queue.db), and its directory. An existing queue is left alone and is an "
      "error (73).\n\n"
      "The queue must lie on a local disk. On a network file system init refuses (78).",
      "nightshift init\nnightshift init -d /data/night/queue.db"},
@@ -271,7 +271,11 @@ static enum ns_code take_value(const struct ns_option *option, const char *value
     uint64_t number = 0;
     switch (option->kind) {
     case NS_ARG_NONE:
-    case NS_ARG_TEXT:
+        break;
+    case NS_ARG_TEXT: /* an unset variable of a script, not a name */
+        if (!*value)
+            return ns_error_set(err, NS_USAGE, "--%s needs an argument (%s), not an empty one", option->name,
+                                option->arg);
         break;
     case NS_ARG_SIZE:
         if (!ns_size_parse(value, &number) || number == 0)

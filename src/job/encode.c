@@ -51,13 +51,20 @@ static enum ns_code add_generation_stops(struct ns_job_model *m, const char *tex
         return ns_error_wrap(err, rc, "generation_config.json");
     const struct ns_json *eos = ns_json_find(doc, "eos_token_id");
     int64_t id;
-    if (ns_json_int(eos, &id))
+    bool is_known = ns_json_type(eos) == NS_JSON_NULL || ns_json_type(eos) == NS_JSON_ARRAY;
+    if (ns_json_int(eos, &id)) {
         add_listed_stop(m, "generation_config.json", id);
-    for (size_t i = 0; i < ns_json_count(eos); i++)
-        if (ns_json_int(ns_json_item(eos, i), &id))
+        is_known = true;
+    }
+    for (size_t i = 0; i < ns_json_count(eos) && is_known; i++) {
+        is_known = ns_json_int(ns_json_item(eos, i), &id);
+        if (is_known)
             add_listed_stop(m, "generation_config.json", id);
+    }
     ns_json_free(doc);
-    return NS_OK;
+    return is_known ? NS_OK
+                    : ns_error_set(err, NS_INPUT,
+                                   "generation_config.json: eos_token_id is neither a token id nor a list of them");
 }
 
 enum ns_code ns_job_model_init(struct ns_job_model *out, const struct ns_tokenizer *tok, const char *fingerprint,

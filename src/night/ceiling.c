@@ -181,18 +181,23 @@ static enum ns_code read_floor(const struct ns_night_options *options, size_t *f
     return rc;
 }
 
-static enum ns_code say_floor(size_t ceiling, size_t floor, struct ns_error *err)
+static enum ns_code say_floor(const struct ns_ceiling_view *v, size_t floor, struct ns_error *err)
 {
-    char have[16], need[16];
-    ns_size_text(ceiling, have);
+    char have[16], need[16], promised[16], other[80] = "";
+    ns_size_text(v->ceiling_bytes, have);
     ns_size_text(floor, need);
-    return ns_error_set(err, NS_BUDGET, "%s of memory (%zu bytes) are below the floor of this model, %s (%zu bytes)",
-                        have, ceiling, need, floor);
+    ns_size_text(v->promised_bytes, promised);
+    if (v->is_chosen && v->n_others > 0)
+        snprintf(other, sizeof other, "; process %" PRId64 " runs this model too and may take %s", v->other_pid,
+                 promised);
+    return ns_error_set(err, NS_BUDGET, "%s of memory (%zu bytes) are below the floor of this model, %s (%zu bytes)%s",
+                        have, v->ceiling_bytes, need, floor, other);
 }
 
 enum ns_code ns_ceiling_refuse(const struct ns_night_options *options, struct ns_error *err)
 {
-    size_t ceiling = look(options).ceiling_bytes, floor = 0;
+    struct ns_ceiling_view view = look(options);
+    size_t floor = 0;
     struct ns_error why = {0};
     enum ns_code rc = read_floor(options, &floor, &why);
     if (rc != NS_OK) { /* the model itself is not sound: that is the better answer */
@@ -200,9 +205,9 @@ enum ns_code ns_ceiling_refuse(const struct ns_night_options *options, struct ns
             *err = why;
         return rc;
     }
-    if (ceiling < floor) {
+    if (view.ceiling_bytes < floor) {
         ns_error_clear(err);
-        return say_floor(ceiling, floor, err);
+        return say_floor(&view, floor, err);
     }
     return NS_BUDGET;
 }
@@ -219,7 +224,7 @@ enum ns_code ns_night_plan(const struct ns_night_options *options, struct ns_nig
     rc = ns_ceiling_open(options, &ceiling, NULL);
     out->ceiling_bytes = ceiling.view.ceiling_bytes;
     if (out->ceiling_bytes < out->floor_bytes)
-        rc = say_floor(out->ceiling_bytes, out->floor_bytes, err);
+        rc = say_floor(&ceiling.view, out->floor_bytes, err);
     if (rc == NS_OK)
         rc = ns_ceiling_size(options, &ceiling, &engine_options, err);
     if (rc == NS_OK)

@@ -12,7 +12,11 @@ static enum ns_code vacuum_into(struct ns_queue *q, const char *path, struct ns_
         rc = sqlite3_bind_text(stmt, 1, path, -1, SQLITE_STATIC);
     if (rc == SQLITE_OK)
         rc = sqlite3_step(stmt);
-    enum ns_code code = rc == SQLITE_DONE ? NS_OK : ns_sql_fail(q, rc, "copying", err);
+    enum ns_code code = NS_OK;
+    if ((rc & 0xff) == SQLITE_CANTOPEN)
+        code = ns_error_set(err, NS_CANTCREAT, "%s cannot be created: %s", path, sqlite3_errmsg(q->db));
+    else if (rc != SQLITE_DONE)
+        code = ns_sql_fail(q, rc, "copying", err);
     sqlite3_finalize(stmt);
     return code;
 }

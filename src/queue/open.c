@@ -338,6 +338,8 @@ enum ns_code ns_queue_create(const char *path, struct ns_error *err)
         rc = ns_error_set(err, NS_CANTCREAT, "%s exists already", path);
     if (rc == NS_OK)
         rc = refuse_network(path, false, err);
+    if (rc == NS_OK)
+        rc = ns_dir_make_parents(path, err);
     if (rc != NS_OK)
         return rc;
     struct ns_budget budget;

@@ -29,7 +29,7 @@ enum ns_queue_mode {
 void ns_queue_library_init(void);
 const char *ns_queue_library_version(void); /* "3.40.1" */
 
-/* init: a new queue. NS_CANTCREAT when something is there already. NS_CONFIG on a network file system. */
+/* init: a new queue, and the directory it lies in. NS_CANTCREAT when something is there already. NS_CONFIG on a network file system. */
 NS_MUST_CHECK enum ns_code ns_queue_create(const char *path, struct ns_error *err);
 /* single_owner insists on a network file system: exclusive locking, no other process.
  * Errors: NS_NOINPUT (no such file: init makes one), NS_INPUT (not a queue, newer schema), NS_MIGRATE, NS_CORRUPT,

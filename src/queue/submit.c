@@ -92,7 +92,8 @@ static enum ns_code spool(const char *path, const char *to, struct ns_budget *bu
 
 static bool must_spool(const char *path)
 {
-    return strcmp(path, "-") == 0 || strncmp(path, "/dev/", 5) == 0 || strncmp(path, "/proc/", 6) == 0;
+    return strcmp(path, "-") == 0 || ns_path_is_stream(path) || strncmp(path, "/dev/", 5) == 0 ||
+           strncmp(path, "/proc/", 6) == 0;
 }
 
 static const char *base_name(const char *path)

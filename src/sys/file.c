@@ -83,7 +83,7 @@ enum ns_code ns_file_open(const char *path, enum ns_file_mode mode, struct ns_fi
     if (rc == NS_OK && fstat(f->fd, &st) != 0)
         rc = ns_sys_fail(err, NS_IO, "looking at", path, errno);
     if (rc == NS_OK && reads && !S_ISREG(st.st_mode))
-        rc = ns_error_set(err, NS_IO, "%s is not a regular file", path);
+        rc = ns_error_set(err, NS_INPUT, "%s is not a regular file", path);
     if (rc != NS_OK) {
         ns_code_ignore(ns_file_close(f, NULL)); /* nothing was written: its result cannot matter */
         return rc;

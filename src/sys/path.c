@@ -136,6 +136,30 @@ enum ns_code ns_dir_make(const char *path, struct ns_error *err)
     return ns_sys_fail(err, ns_sys_write_code(e, NS_CANTCREAT), "making directory", path, e);
 }
 
+enum ns_code ns_dir_make_parents(const char *path, struct ns_error *err)
+{
+    char part[4096];
+    size_t n = strlen(path);
+    if (n >= sizeof part)
+        return ns_error_set(err, NS_CANTCREAT, "making directories for %.200s: the name is too long", path);
+    for (size_t i = 1; i < n; i++) {
+        if (path[i] != '/' || path[i - 1] == '/')
+            continue;
+        memcpy(part, path, i);
+        part[i] = '\0';
+        enum ns_code rc = ns_path_exists(part) ? NS_OK : ns_dir_make(part, err);
+        if (rc != NS_OK)
+            return rc;
+    }
+    return NS_OK;
+}
+
+bool ns_path_is_stream(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
+}
+
 static int by_name(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);

@@ -14,6 +14,10 @@ exits 64 "a missing operand" get x
 exits 64 "an operand too many" init x
 exits 64 "a wrong value" run --memory none --model x
 exits 64 "run without a model" run
+exits 64 "an empty name" run --model ""
+check "it is named" err_has "--model needs an argument (DIR)"
+exits 64 "an empty database" -d "" status
+exits 64 "no such kernel" bench kernels nosuchkernel --isa ref --threads 1
 exits 64 "JSON" frob --json
 check "an object" [ "$(field err '$.code') $(field err '$.type')" = "usage error" ]
 
@@ -33,6 +37,13 @@ exits 66 "no such row" show '#99'
 # 73: cannot create
 exits 73 "init over a queue" init
 check "the queue is still there" [ "$("$NIGHTSHIFT" list --ids)" = "$batch" ]
+exits 73 "backup into nowhere" backup missing/copy.db
+check "the copy is named" err_has missing/copy.db
+exits 65 "a folder for input" submit .
+mkdir -p odd/config.json
+exits 65 "a folder for a model's file" run --model odd
+exits 0 "init makes the folder too" -d new/folder/queue.db init
+exits 0 "and the queue in it" -d new/folder/queue.db status
 exits 73 "backup over a file" backup one.jsonl
 check "the file is whole" [ "$(cat one.jsonl)" = "$line" ]
 

@@ -45,6 +45,13 @@ rc=$?
 check "from standard input" [ "$rc" -eq 0 ]
 check "two requests" [ "$(count "$(cat out)" '$.request_counts.total')" = 2 ]
 
+# a pipe by name
+mkfifo pipe
+good 3 | sed 's/line/pipe/' >pipe &
+exits 0 "from a pipe" submit pipe
+check "three requests" [ "$(count "$(cat out)" '$.request_counts.total')" = 3 ]
+check "nothing is left beside the queue" [ -z "$(ls "$NIGHTSHIFT_DB".input-* 2>/dev/null)" ]
+
 # dry run keeps nothing
 good 5 >five.jsonl
 before=$(sql 'SELECT count(*) FROM requests')

@@ -59,7 +59,11 @@ static void c20_every_end_id_stops(void **state)
     assert_int_equal(m.n_stop, 2);
     assert_int_equal(ns_job_model_init(&m, NULL, "f", "c", VOCAB, 64, 7, "{\"eos_token_id\":9}", 18, NULL), NS_OK);
     assert_true(m.n_stop == 2 && m.stop[0] == 7 && m.stop[1] == 9);
-    assert_int_equal(ns_job_model_init(&m, NULL, "f", "c", VOCAB, 64, 7, "{", 1, NULL), NS_INPUT);
+    static const char *const bad[] = {"{", "{\"eos_token_id\":\"9\"}", "{\"eos_token_id\":[9,null]}",
+                                      "{\"eos_token_id\":9.5}"};
+    for (size_t i = 0; i < NS_COUNT(bad); i++)
+        assert_int_equal(ns_job_model_init(&m, NULL, "f", "c", VOCAB, 64, 7, bad[i], strlen(bad[i]), NULL), NS_INPUT);
+    assert_int_equal(ns_job_model_init(&m, NULL, "f", "c", VOCAB, 64, 7, "{\"eos_token_id\":null}", 21, NULL), NS_OK);
 }
 
 static void keep_line(void *arg, enum ns_log_level level, const char *line)

@@ -167,9 +167,9 @@ static void opening_names_the_kind_of_failure(void **state)
     assert_int_equal(ns_file_open(scratch_path(s, "none"), NS_FILE_READ, &f, &err), NS_NOINPUT);
     assert_null(f);
     assert_non_null(strstr(err.message, "none"));
-    assert_int_equal(ns_file_open(s->dir, NS_FILE_READ, &f, NULL), NS_IO);
+    assert_int_equal(ns_file_open(s->dir, NS_FILE_READ, &f, NULL), NS_INPUT);
     assert_int_equal(mkfifo(scratch_path(s, "pipe"), 0600), 0);
-    assert_int_equal(ns_file_open(s->path, NS_FILE_READ, &f, NULL), NS_IO); /* and does not hang */
+    assert_int_equal(ns_file_open(s->path, NS_FILE_READ, &f, NULL), NS_INPUT); /* and does not hang */
     assert_int_equal(ns_file_open(scratch_path(s, "no/where"), NS_FILE_CREATE, &f, NULL), NS_CANTCREAT);
     scratch_write(s, "there", "x", 1);
     assert_int_equal(ns_file_open(s->path, NS_FILE_CREATE, &f, NULL), NS_CANTCREAT);
