@@ -104,7 +104,7 @@ size_t ns_budget_peak(const struct ns_budget *budget);
 /* Zeroed, charged, 64-byte aligned. NULL with err NS_BUDGET when the limit or the machine refuses. bytes may be 0.
  * give accepts NULL. */
 void *ns_budget_take(struct ns_budget *budget, size_t bytes, struct ns_error *err);
-/* Not zeroed; align is a power of two (4096 for direct reads, 2 MiB asks for huge pages). */
+/* Not zeroed; align is a power of two (4096 for direct reads). */
 void *ns_budget_take_raw(struct ns_budget *budget, size_t bytes, size_t align, struct ns_error *err);
 /* Grows or shrinks a block from take; content kept up to the smaller size, the new part zeroed. NULL: old block stays. */
 void *ns_budget_resize(struct ns_budget *budget, void *block, size_t bytes, struct ns_error *err);
