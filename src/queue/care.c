@@ -38,7 +38,7 @@ static enum ns_code prepare_copy(const char *path, struct ns_budget *budget, str
     enum ns_code code = ns_queue_connect(path, NS_USE_WRITE, false, budget, &copy, err);
     if (code != NS_OK)
         return code;
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     code = ns_sql_rows(copy, &stmt, err, "PRAGMA integrity_check(1)", "");
     if (code == NS_OK)

@@ -2,6 +2,7 @@
  * leaves a row in actions, in the same transaction. */
 #include "queue/select_impl.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -68,17 +69,15 @@ static enum ns_code read_targets(struct ns_queue *q, const struct ns_selection *
     static const char of_batch[] = TARGET_COLUMNS NS_SELECT_OF_BATCH TARGET_TAIL;
     static const char of_ids[] = TARGET_COLUMNS NS_SELECT_OF_IDS TARGET_TAIL;
     static const char of_all[] = TARGET_COLUMNS NS_SELECT_OF_ALL TARGET_TAIL;
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     *n = 0;
     enum ns_code rc = ns_sql_rows(q, &stmt, err,
                                   s->batch_id   ? of_batch
                                   : s->first_id ? of_ids
                                                 : of_all,
                                   "iiitti", s->batch_id, s->first_id, s->last_id, s->state, s->custom_id, after);
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(q, stmt, &row, err);
-        if (rc != NS_OK || !row || *n == CHUNK)
-            break;
+    while (ns_sql_more(q, stmt, &rc, err)) {
+        assert(*n < CHUNK); /* the query's own limit */
         struct target *t = &out[(*n)++];
         *t = (struct target){.id = sqlite3_column_int64(stmt, 0),
                              .batch_id = sqlite3_column_int64(stmt, 1),
@@ -87,8 +86,6 @@ static enum ns_code read_targets(struct ns_queue *q, const struct ns_selection *
         rc = ns_sql_fetched(q, err);
         if (rc == NS_OK && state)
             snprintf(t->state, sizeof t->state, "%s", state);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     return rc;
 }

@@ -106,24 +106,19 @@ static enum ns_code load_chunk(struct ns_queue *q, sqlite3_stmt *stmt, struct ns
 
 static enum ns_code load_outputs(struct ns_queue *q, struct ns_claim_seq *s, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = take_outputs(q, s, err);
     if (rc == NS_OK)
         rc = ns_sql_rows(q, &stmt, err,
                          "SELECT pos, n, tokens, logprobs, top_logprobs FROM seq_chunks WHERE seq_id = ? ORDER BY pos",
                          "i", s->seq_id);
     uint32_t at = 0;
-    bool row = rc == NS_OK, has_lps = false, has_top = false;
-    while (rc == NS_OK && row) {
-        rc = ns_sql_next(q, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    bool has_lps = false, has_top = false;
+    while (ns_sql_more(q, stmt, &rc, err)) {
         has_lps = has_lps || sqlite3_column_type(stmt, 3) != SQLITE_NULL;
         has_top = has_top || sqlite3_column_type(stmt, 4) != SQLITE_NULL;
         rc = load_chunk(q, stmt, s, at, err);
         at += (uint32_t)sqlite3_column_int64(stmt, 1);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     if (rc == NS_OK && at != s->n_out)
         rc = ns_error_set(err, NS_CORRUPT, "%s: sequence %" PRId64 " has %" PRIu32 " tokens instead of %" PRIu32,
@@ -184,21 +179,16 @@ static enum ns_code load_sequences(struct ns_queue *q, struct ns_claim *c, struc
         c->seq = ns_budget_take(q->budget, (size_t)count * sizeof *c->seq, err);
     if (rc == NS_OK && !c->seq)
         rc = NS_BUDGET;
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     if (rc == NS_OK)
         rc = ns_sql_rows(q, &stmt, err,
                          "SELECT id, mode = 'score', IFNULL(score_from, 0), prompt_tokens, n_prompt, n_out,"
                          " IFNULL(sampler ->> '$.n_top', 0), score, is_greedy, prompt_logprobs, prompt_top_logprobs,"
                          " finish_reason FROM sequences WHERE request_id = ? ORDER BY choice",
                          "i", c->request_id);
-    bool row = rc == NS_OK;
-    while (rc == NS_OK && row) {
-        rc = ns_sql_next(q, stmt, &row, err);
-        if (rc != NS_OK || !row || c->n_seqs == (size_t)count)
-            break;
+    while (ns_sql_more(q, stmt, &rc, err)) {
+        assert(c->n_seqs < (size_t)count); /* counted in this transaction */
         rc = load_sequence(q, stmt, (uint32_t)max_new, &c->seq[c->n_seqs++], err);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     for (size_t i = 0; rc == NS_OK && i < c->n_seqs; i++)
         rc = load_outputs(q, &c->seq[i], err);
@@ -214,7 +204,7 @@ static enum ns_code load_claim(struct ns_queue *q, int64_t id, int64_t now, stru
     c->budget = q->budget;
     c->request_id = id;
     c->claimed_at_ms = now;
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     enum ns_code rc = ns_sql_rows(q, &stmt, err,
                                   "SELECT r.batch_id, r.line_no, r.priority, r.tries, r.suspect, r.enqueued_at,"

@@ -239,7 +239,7 @@ static enum ns_code add_asked(struct ns_control *c, int64_t request_id, int what
 
 static enum ns_code look(struct ns_runner *r, int64_t now, struct ns_control *out, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     enum ns_code rc = ns_sql_rows(r->q, &stmt, err, "SELECT paused, drain FROM control WHERE id = 1", "");
     if (rc == NS_OK)
@@ -265,14 +265,8 @@ static enum ns_code look(struct ns_runner *r, int64_t now, struct ns_control *ou
                          " b.deadline_at <= ?2)",
                          "ii", r->id, now);
     size_t capacity = 0;
-    row = rc == NS_OK;
-    while (rc == NS_OK && row) {
-        rc = ns_sql_next(r->q, stmt, &row, err);
-        if (rc == NS_OK && row)
-            rc = add_asked(out, sqlite3_column_int64(stmt, 0), (int)sqlite3_column_int64(stmt, 1), &capacity, err);
-        if (rc != NS_OK && row)
-            ns_sql_end(stmt);
-    }
+    while (ns_sql_more(r->q, stmt, &rc, err))
+        rc = add_asked(out, sqlite3_column_int64(stmt, 0), (int)sqlite3_column_int64(stmt, 1), &capacity, err);
     return rc;
 }
 

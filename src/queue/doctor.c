@@ -77,36 +77,29 @@ static void report(struct examination *x, const char *invariant, int64_t ref, co
 
 static enum ns_code run_check(struct ns_queue *q, const struct check *c, struct examination *x, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(q, &stmt, err, c->sql, "");
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(q, stmt, &row, err);
-        if (rc == NS_OK && row)
-            report(x, c->invariant, sqlite3_column_int64(stmt, 0), c->text);
-    }
+    while (ns_sql_more(q, stmt, &rc, err))
+        report(x, c->invariant, sqlite3_column_int64(stmt, 0), c->text);
     return rc;
 }
 
 static enum ns_code check_pages(struct ns_queue *q, struct examination *x, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(q, &stmt, err, "PRAGMA integrity_check", "");
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(q, stmt, &row, err);
-        const char *said = rc == NS_OK && row ? ns_sql_text(stmt, 0) : NULL;
+    while (ns_sql_more(q, stmt, &rc, err)) {
+        const char *said = ns_sql_text(stmt, 0);
         if (said && strcmp(said, "ok") != 0)
             report(x, "integrity", 0, said);
     }
     if (rc == NS_OK)
         rc = ns_sql_rows(q, &stmt, err, "PRAGMA foreign_key_check", "");
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(q, stmt, &row, err);
-        if (rc == NS_OK && row) {
-            char text[128];
-            snprintf(text, sizeof text, "a row of %.40s points to a missing row of %.40s", ns_sql_text(stmt, 0),
-                     ns_sql_text(stmt, 2));
-            report(x, "foreign keys", sqlite3_column_int64(stmt, 1), text);
-        }
+    while (ns_sql_more(q, stmt, &rc, err)) {
+        char text[128];
+        snprintf(text, sizeof text, "a row of %.40s points to a missing row of %.40s", ns_sql_text(stmt, 0),
+                 ns_sql_text(stmt, 2));
+        report(x, "foreign keys", sqlite3_column_int64(stmt, 1), text);
     }
     return rc;
 }
@@ -134,15 +127,12 @@ static bool is_side_wrong(struct ns_queue *q, ns_side_check_fn check, const char
 /* I7: every named side file is there with its size, and with its checksum when somebody can tell. */
 static enum ns_code check_files(struct ns_queue *q, ns_side_check_fn check, struct examination *x, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(q, &stmt, err,
                                   "SELECT id, rel_path, bytes, checksum FROM state_files UNION ALL"
                                   " SELECT id, rel_path, bytes, checksum FROM suspends",
                                   "");
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(q, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(q, stmt, &rc, err)) {
         char path[NS_PATH_SIZE + 160], text[320], wrong[160];
         const char *name = ns_sql_text(stmt, 1), *checksum = ns_sql_text(stmt, 3);
         snprintf(path, sizeof path, "%.*s.state/%.100s", NS_PATH_SIZE - 8, q->path, name ? name : "");
@@ -158,13 +148,10 @@ static enum ns_code check_files(struct ns_queue *q, ns_side_check_fn check, stru
 /* I2: a response still has the hash it was written with. */
 static enum ns_code check_hashes(struct ns_queue *q, struct examination *x, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc =
         ns_sql_rows(q, &stmt, err, "SELECT request_id, IFNULL(response, error), content_sha256 FROM results", "");
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(q, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(q, stmt, &rc, err)) {
         char hex[NS_SHA256_HEX];
         const char *stored = ns_sql_text(stmt, 1), *expected = ns_sql_text(stmt, 2);
         enum ns_code hashed = ns_sql_fetched(q, err);

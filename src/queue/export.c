@@ -53,7 +53,7 @@ static enum ns_code check_targets(struct exporting *e, const char *input, struct
 
 static enum ns_code check_batch(struct exporting *e, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     int64_t open = 0;
     enum ns_code rc = ns_sql_value(
@@ -145,18 +145,13 @@ static enum ns_code export_page(struct exporting *e, bool *more, struct ns_error
                                     "LEFT JOIN results x ON x.request_id = r.id WHERE r.batch_id = ?1 AND"
                                     " (IFNULL(r.finished_at, 9223372036854775807), r.id) > (?2, ?3)"
                                     " ORDER BY 1, r.id LIMIT 10000";
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     size_t n = 0;
     enum ns_code rc = ns_sql_rows(e->q, &stmt, err, e->o->by_finish ? by_finish : by_input, "iii", e->batch_id,
                                   e->last_key, e->last_id);
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(e->q, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(e->q, stmt, &rc, err)) {
         n++;
         rc = export_row(e, stmt, err);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     *more = n == PAGE_ROWS;
     return rc;
@@ -207,7 +202,7 @@ enum ns_code ns_queue_export(struct ns_queue *queue, int64_t batch_id, const str
 enum ns_code ns_queue_get(struct ns_queue *queue, int64_t batch_id, const char *custom_id, bool json,
                           struct ns_text *out, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     enum ns_code rc = ns_sql_rows(queue, &stmt, err,
                                   "SELECT r.id, r.state, x.status_code, x.response, x.error, x.local FROM requests r"

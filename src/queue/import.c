@@ -273,24 +273,18 @@ enum ns_code ns_import_reread_errors(struct ns_import *im, struct ns_error *err)
     if (!im->report->continued)
         return NS_OK;
     im->report->n_errors = 0;
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc =
         ns_sql_rows(im->q, &stmt, err,
                     "SELECT r.line_no, x.response ->> '$.error.code', x.response ->> '$.error.param',"
                     " x.response ->> '$.error.message' FROM requests r JOIN results x ON x.request_id = r.id"
                     " WHERE r.batch_id = ? AND r.refused = 1 ORDER BY r.line_no LIMIT 100",
                     "i", im->batch_id);
-    bool row = rc == NS_OK;
-    while (rc == NS_OK && row) {
-        rc = ns_sql_next(im->q, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(im->q, stmt, &rc, err)) {
         struct ns_refusal refusal;
         const char *code = ns_sql_text(stmt, 1), *message = ns_sql_text(stmt, 3);
         ns_refusal_set(&refusal, 400, code ? code : "", ns_sql_text(stmt, 2), "%s", message ? message : "");
         rc = ns_import_note_error(im, sqlite3_column_int64(stmt, 0), &refusal, err);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     return rc;
 }

@@ -89,8 +89,7 @@ static enum ns_code open_stream(struct picking *p, int64_t batch_id, int64_t pri
 
 static enum ns_code open_streams(struct picking *p, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
-    bool row = true;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(
         p->r->q, &stmt, err,
         "SELECT DISTINCT b.id, r.priority, b.weight FROM batches b JOIN requests r ON r.batch_id = b.id AND"
@@ -101,14 +100,10 @@ static enum ns_code open_streams(struct picking *p, struct ns_error *err)
         "   (SELECT 1 FROM requests f WHERE f.batch_id = a.id AND f.state <> 'done')))))"
         " ORDER BY r.priority, b.id LIMIT 256",
         "i", p->r->model_id);
-    while (rc == NS_OK && row) {
-        rc = ns_sql_next(p->r->q, stmt, &row, err);
-        if (rc == NS_OK && row && p->n < STREAMS_MAX)
+    while (ns_sql_more(p->r->q, stmt, &rc, err))
+        if (p->n < STREAMS_MAX)
             rc = open_stream(p, sqlite3_column_int64(stmt, 0), sqlite3_column_int64(stmt, 1),
                              sqlite3_column_int64(stmt, 2), err);
-        if (rc != NS_OK && row)
-            ns_sql_end(stmt);
-    }
     return rc;
 }
 
@@ -284,17 +279,13 @@ static enum ns_code pick_suspects(struct ns_runner *r, size_t max, int64_t *id, 
     if (rc != NS_OK)
         return rc;
     int64_t half = (count + 1) / 2;
-    sqlite3_stmt *stmt;
-    bool row = true;
+    sqlite3_stmt *stmt = NULL;
     rc = ns_sql_rows(
         r->q, &stmt, err,
         "SELECT id FROM requests WHERE suspect >= 2 AND state = 'queued' AND suspect = ? ORDER BY id LIMIT ?", "ii",
         worst, half < (int64_t)max ? half : (int64_t)max);
-    while (rc == NS_OK && row) {
-        rc = ns_sql_next(r->q, stmt, &row, err);
-        if (rc == NS_OK && row)
-            id[(*n)++] = sqlite3_column_int64(stmt, 0);
-    }
+    while (ns_sql_more(r->q, stmt, &rc, err))
+        id[(*n)++] = sqlite3_column_int64(stmt, 0);
     return rc;
 }
 

@@ -40,10 +40,13 @@ struct ns_queue {
  * refused (NS_INTERNAL): a deferred transaction cannot be upgraded safely. */
 NS_MUST_CHECK enum ns_code ns_sql_run(struct ns_queue *q, struct ns_error *err, const char *sql, const char *fmt, ...);
 int64_t ns_sql_changes(struct ns_queue *q); /* of the last run */
-/* A query: rows by ns_sql_next until *row is false; ns_sql_end to leave early. */
+/* A query: its rows by ns_sql_next until *row is false, or by `while (ns_sql_more(q, stmt, &rc, err))`, which goes on
+ * while *rc is NS_OK and has ended the statement when it says no. ns_sql_end to leave early. stmt may be NULL when *rc
+ * is an error. */
 NS_MUST_CHECK enum ns_code ns_sql_rows(struct ns_queue *q, sqlite3_stmt **stmt, struct ns_error *err, const char *sql,
                                        const char *fmt, ...);
 NS_MUST_CHECK enum ns_code ns_sql_next(struct ns_queue *q, sqlite3_stmt *stmt, bool *row, struct ns_error *err);
+bool ns_sql_more(struct ns_queue *q, sqlite3_stmt *stmt, enum ns_code *rc, struct ns_error *err);
 void ns_sql_end(sqlite3_stmt *stmt);
 /* First column of the first row; *out is untouched when there is none (or it is null), and *found tells (may be NULL). */
 NS_MUST_CHECK enum ns_code ns_sql_value(struct ns_queue *q, int64_t *out, bool *found, struct ns_error *err,

@@ -49,7 +49,7 @@ struct holder {
 static enum ns_code read_holder(struct ns_queue *q, const char *lane, struct holder *h, struct ns_error *err)
 {
     *h = (struct holder){0};
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(q, &stmt, err,
                                   "SELECT id, pid, pid_start, heartbeat_boot_ms, progress_at, started_at, host, boot_id"
                                   " FROM runners WHERE lane = ? AND ended_at IS NULL",
@@ -252,7 +252,7 @@ static void stop_heartbeat(struct ns_runner *r)
 
 static enum ns_code check_pages(struct ns_queue *q, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     enum ns_code rc = ns_sql_rows(q, &stmt, err, "PRAGMA quick_check(1)", "");
     if (rc == NS_OK)
@@ -448,7 +448,7 @@ enum ns_code ns_runner_bind_model(struct ns_runner *runner, const char *dir, con
     enum ns_code rc = ns_path_real(dir, real, err);
     if (rc != NS_OK)
         return rc;
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     rc = ns_sql_rows(runner->q, &stmt, err,
                      "SELECT b.public_id, m.fingerprint, m.info FROM batches b JOIN models m ON m.id = b.model_id"

@@ -64,14 +64,11 @@ static enum ns_code end_waiting(struct ns_queue *q, const char *state, const cha
     for (;;) {
         int64_t id[256];
         size_t n = 0;
-        sqlite3_stmt *stmt;
+        sqlite3_stmt *stmt = NULL;
         enum ns_code rc = ns_sql_rows(q, &stmt, err, sql, "i", now_ms);
-        bool row = rc == NS_OK;
-        while (rc == NS_OK && row) {
-            rc = ns_sql_next(q, stmt, &row, err);
-            if (rc == NS_OK && row && n < NS_COUNT(id))
+        while (ns_sql_more(q, stmt, &rc, err))
+            if (n < NS_COUNT(id))
                 id[n++] = sqlite3_column_int64(stmt, 0);
-        }
         for (size_t i = 0; rc == NS_OK && i < n; i++)
             rc = ns_end_waiting(q, id[i], state, now_ms, err);
         if (rc != NS_OK || n == 0)

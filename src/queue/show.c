@@ -94,24 +94,19 @@ enum ns_code ns_queue_each_request(struct ns_queue *queue, const struct ns_selec
     static const char of_batch[] = REQUEST_COLUMNS NS_SELECT_OF_BATCH REQUEST_TAIL;
     static const char of_ids[] = REQUEST_COLUMNS NS_SELECT_OF_IDS REQUEST_TAIL;
     static const char of_all[] = REQUEST_COLUMNS NS_SELECT_OF_ALL REQUEST_TAIL;
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(queue, &stmt, err,
                                   which->batch_id   ? of_batch
                                   : which->first_id ? of_ids
                                                     : of_all,
                                   "iiitti", which->batch_id, which->first_id, which->last_id, which->state,
                                   which->custom_id, which->limit);
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(queue, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(queue, stmt, &rc, err)) {
         struct ns_request_info info;
         read_request(stmt, want_text, &info);
         rc = ns_sql_fetched(queue, err);
         if (rc == NS_OK)
             rc = each(arg, &info, err);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     return rc;
 }
@@ -119,16 +114,13 @@ enum ns_code ns_queue_each_request(struct ns_queue *queue, const struct ns_selec
 enum ns_code ns_queue_each_attempt(struct ns_queue *queue, int64_t request_id, ns_attempt_each_fn each, void *arg,
                                    struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc =
         ns_sql_rows(queue, &stmt, err,
                     "SELECT try_no, runner_id, began_at, IFNULL(ended_at, 0), resumed_from, outcome, error,"
                     " resume_kind FROM attempts WHERE request_id = ? ORDER BY id",
                     "i", request_id);
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(queue, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(queue, stmt, &rc, err)) {
         struct ns_attempt_info info = {.try_no = sqlite3_column_int64(stmt, 0),
                                        .runner_id = sqlite3_column_int64(stmt, 1),
                                        .began_at_ms = sqlite3_column_int64(stmt, 2),
@@ -140,8 +132,6 @@ enum ns_code ns_queue_each_attempt(struct ns_queue *queue, int64_t request_id, n
         rc = ns_sql_fetched(queue, err);
         if (rc == NS_OK)
             rc = each(arg, &info, err);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     return rc;
 }
@@ -149,16 +139,13 @@ enum ns_code ns_queue_each_attempt(struct ns_queue *queue, int64_t request_id, n
 enum ns_code ns_queue_each_event(struct ns_queue *queue, int64_t after_id, ns_event_each_fn each, void *arg,
                                  struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc =
         ns_sql_rows(queue, &stmt, err,
                     "SELECT id, at, IFNULL(runner_id, 0), IFNULL(batch_id, 0), IFNULL(request_id, 0), level,"
                     " kind, detail FROM events WHERE id > ? ORDER BY id",
                     "i", after_id);
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(queue, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(queue, stmt, &rc, err)) {
         struct ns_event_info info = {.id = sqlite3_column_int64(stmt, 0),
                                      .at_ms = sqlite3_column_int64(stmt, 1),
                                      .runner_id = sqlite3_column_int64(stmt, 2),
@@ -170,8 +157,6 @@ enum ns_code ns_queue_each_event(struct ns_queue *queue, int64_t after_id, ns_ev
         rc = ns_sql_fetched(queue, err);
         if (rc == NS_OK)
             rc = each(arg, &info, err);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     return rc;
 }

@@ -134,6 +134,16 @@ enum ns_code ns_sql_next(struct ns_queue *q, sqlite3_stmt *stmt, bool *row, stru
     return code;
 }
 
+bool ns_sql_more(struct ns_queue *q, sqlite3_stmt *stmt, enum ns_code *rc, struct ns_error *err)
+{
+    bool row = false;
+    if (*rc == NS_OK)
+        *rc = ns_sql_next(q, stmt, &row, err);
+    else
+        ns_sql_end(stmt);
+    return row;
+}
+
 enum ns_code ns_sql_run(struct ns_queue *q, struct ns_error *err, const char *sql, const char *fmt, ...)
 {
     sqlite3_stmt *stmt = NULL;

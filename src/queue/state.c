@@ -19,13 +19,10 @@ static enum ns_code note_gone(struct ns_runner *r, const char *name, struct ns_e
 static enum ns_code note_rows(struct ns_runner *r, struct ns_error *err, sqlite3_stmt *stmt)
 {
     enum ns_code rc = NS_OK;
-    for (bool row = true; rc == NS_OK && row;) {
-        rc = ns_sql_next(r->q, stmt, &row, err);
-        const char *name = rc == NS_OK && row ? ns_sql_text(stmt, 0) : NULL;
+    while (ns_sql_more(r->q, stmt, &rc, err)) {
+        const char *name = ns_sql_text(stmt, 0);
         if (name)
             rc = note_gone(r, name, err);
-        if (rc != NS_OK && row)
-            ns_sql_end(stmt);
     }
     return rc;
 }
@@ -54,7 +51,7 @@ void ns_state_swap_done(struct ns_runner *r, bool committed)
 enum ns_code ns_state_swap(struct ns_runner *r, const struct ns_state_file *f, int64_t wave_id, int64_t now_ms,
                            struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = NS_OK;
     if (!f->is_delta) { /* a base replaces all that its sequence has */
         rc = ns_sql_rows(r->q, &stmt, err, "SELECT rel_path FROM state_files WHERE seq_id = ? AND rel_path <> ?", "it",
@@ -78,7 +75,7 @@ enum ns_code ns_state_swap(struct ns_runner *r, const struct ns_state_file *f, i
 
 enum ns_code ns_state_forget(struct ns_runner *r, int64_t request_id, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(r->q, &stmt, err,
                                   "SELECT f.rel_path FROM sequences s JOIN state_files f ON f.seq_id = s.id"
                                   " WHERE s.request_id = ?",
@@ -145,17 +142,14 @@ static void copy_column(sqlite3_stmt *stmt, int column, char *out, size_t size)
 enum ns_code ns_runner_find_states(struct ns_runner *runner, int64_t seq_id, struct ns_state_row *out, size_t max,
                                    size_t *n, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     *n = 0;
     enum ns_code rc =
         ns_sql_rows(runner->q, &stmt, err,
                     "SELECT from_pos, to_pos, part = 'delta', rel_path, bytes, checksum, model_fingerprint,"
                     " engine_abi FROM state_files WHERE seq_id = ? ORDER BY part, from_pos",
                     "i", seq_id);
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(runner->q, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(runner->q, stmt, &rc, err)) {
         if (*n == max) {
             ns_sql_end(stmt);
             break;
@@ -193,7 +187,7 @@ static enum ns_code say_dropped(struct ns_runner *r, const char *kind, const cha
 
 enum ns_code ns_runner_drop_states(struct ns_runner *runner, int64_t seq_id, const char *why, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_fenced_begin(runner, err);
     if (rc != NS_OK)
         return rc;
@@ -213,7 +207,7 @@ enum ns_code ns_runner_drop_states(struct ns_runner *runner, int64_t seq_id, con
 
 enum ns_code ns_runner_suspend(struct ns_runner *runner, const struct ns_suspend_row *row, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     ns_crash_point("suspend.before");
     enum ns_code rc = ns_fenced_begin(runner, err);
     if (rc != NS_OK)
@@ -240,7 +234,7 @@ enum ns_code ns_runner_suspend(struct ns_runner *runner, const struct ns_suspend
 enum ns_code ns_runner_find_suspend(struct ns_runner *runner, struct ns_suspend_row *out, bool *found,
                                     struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc =
         ns_sql_rows(runner->q, &stmt, err,
                     "SELECT id, rel_path, bytes, checksum, model_fingerprint, contract, next_layer, made_at"
@@ -265,7 +259,7 @@ enum ns_code ns_runner_find_suspend(struct ns_runner *runner, struct ns_suspend_
 
 enum ns_code ns_runner_drop_suspend(struct ns_runner *runner, int64_t id, const char *why, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_fenced_begin(runner, err);
     if (rc != NS_OK)
         return rc;

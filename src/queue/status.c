@@ -57,7 +57,7 @@ static void read_batch(sqlite3_stmt *s, struct ns_batch_info *b)
 enum ns_code ns_queue_each_batch(struct ns_queue *queue, int64_t batch_id, ns_batch_each_fn each, void *arg,
                                  struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(
         queue, &stmt, err,
         "SELECT b.id, b.public_id, b.name, b.endpoint, b.status, m.name, m.fingerprint, b.input_name, "
@@ -72,17 +72,12 @@ enum ns_code ns_queue_each_batch(struct ns_queue *queue, int64_t batch_id, ns_ba
         "b.id"
         " LEFT JOIN results x ON x.request_id = r.id WHERE ?1 = 0 OR b.id = ?1 GROUP BY b.id ORDER BY b.id",
         "i", batch_id);
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(queue, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(queue, stmt, &rc, err)) {
         struct ns_batch_info info;
         read_batch(stmt, &info);
         rc = ns_sql_fetched(queue, err);
         if (rc == NS_OK)
             rc = each(arg, &info, err);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     return rc;
 }
@@ -98,17 +93,14 @@ enum ns_code ns_queue_find_batch(struct ns_queue *queue, const char *name, int64
     snprintf(prefix, sizeof prefix, "%s%.32s", strncmp(name, "batch_", 6) == 0 ? "" : "batch_", name);
     if (strlen(name) >= NS_BATCH_ID_SIZE || strlen(prefix) <= 6)
         return ns_error_set(err, NS_NOINPUT, "there is no batch \"%.80s\"", name);
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(
         queue, &stmt, err, "SELECT id, public_id FROM batches WHERE substr(public_id, 1, length(?1)) = ?1 LIMIT 9", "t",
         prefix);
     int64_t id = 0;
     size_t n = 0, used = 0;
     char several[9 * NS_BATCH_ID_SIZE] = "";
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(queue, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(queue, stmt, &rc, err)) {
         id = sqlite3_column_int64(stmt, 0);
         int k = snprintf(several + used, sizeof several - used, " %.32s", ns_sql_text(stmt, 1));
         used += k > 0 && (size_t)k < sizeof several - used ? (size_t)k : 0;
@@ -161,7 +153,7 @@ static enum ns_code one_runner(struct ns_queue *q, sqlite3_stmt *stmt, struct ns
 enum ns_code ns_queue_read_runner(struct ns_queue *queue, int64_t runner_id, struct ns_runner_info *out,
                                   struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(queue, &stmt, err, RUNNER_COLUMNS "WHERE id = ?", "i", runner_id);
     if (rc == NS_OK)
         rc = one_runner(queue, stmt, out, err);
@@ -185,7 +177,7 @@ static enum ns_code read_numbers(struct ns_queue *q, sqlite3_stmt *stmt, int64_t
 
 static enum ns_code read_totals(struct ns_queue *q, int64_t batch_id, struct ns_queue_status *o, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     int64_t *const batches[] = {&o->batches, &o->open_batches};
     enum ns_code rc = ns_sql_rows(q, &stmt, err,
                                   "SELECT COUNT(*), SUM(status IN ('in_progress', 'cancelling')) FROM batches"
@@ -209,7 +201,7 @@ static enum ns_code read_totals(struct ns_queue *q, int64_t batch_id, struct ns_
 
 static enum ns_code read_waves(struct ns_queue *q, struct ns_queue_status *o, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     int64_t *const last[] = {&o->waves,          &o->wave_rows, &o->wave_tokens_out, &o->bytes_read, &o->experts_hit,
                              &o->experts_missed, &o->io_ms,     &o->compute_ms,      &o->wall_ms,    &o->bytes_spilled};
     enum ns_code rc =
@@ -232,7 +224,7 @@ static enum ns_code read_waves(struct ns_queue *q, struct ns_queue_status *o, st
 
 static enum ns_code read_control(struct ns_queue *q, struct ns_queue_status *o, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     enum ns_code rc = ns_sql_rows(q, &stmt, err, "SELECT paused, drain, reason FROM control WHERE id = 1", "");
     if (rc == NS_OK)
@@ -249,7 +241,7 @@ static enum ns_code read_control(struct ns_queue *q, struct ns_queue_status *o, 
 enum ns_code ns_queue_status_read(struct ns_queue *queue, int64_t batch_id, struct ns_queue_status *out,
                                   struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     *out = (struct ns_queue_status){0};
     enum ns_code rc = ns_read_begin(queue, err);
     if (rc != NS_OK)
@@ -277,17 +269,14 @@ enum ns_code ns_queue_status_read(struct ns_queue *queue, int64_t batch_id, stru
 enum ns_code ns_queue_each_wave(struct ns_queue *queue, int64_t runner_id, int64_t limit, ns_wave_each_fn each,
                                 void *arg, struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     enum ns_code rc = ns_sql_rows(queue, &stmt, err,
                                   "SELECT id, runner_id, kind, began_at, ended_at, n_seqs, n_tokens_in, n_tokens_out,"
                                   " bytes_read, cache_hits, cache_misses, io_ms, compute_ms, state_bytes, rss_bytes,"
                                   " free_bytes, detail FROM waves WHERE ?1 = 0 OR runner_id = ?1 ORDER BY id DESC"
                                   " LIMIT CASE WHEN ?2 = 0 THEN -1 ELSE ?2 END",
                                   "ii", runner_id, limit);
-    for (bool row = rc == NS_OK; rc == NS_OK && row;) {
-        rc = ns_sql_next(queue, stmt, &row, err);
-        if (rc != NS_OK || !row)
-            break;
+    while (ns_sql_more(queue, stmt, &rc, err)) {
         struct ns_wave_info w = {.id = sqlite3_column_int64(stmt, 0), .runner_id = sqlite3_column_int64(stmt, 1)};
         w.record = (struct ns_wave_record){.kind = ns_sql_text(stmt, 2),
                                            .began_at_ms = sqlite3_column_int64(stmt, 3),
@@ -307,8 +296,6 @@ enum ns_code ns_queue_each_wave(struct ns_queue *queue, int64_t runner_id, int64
         rc = ns_sql_fetched(queue, err);
         if (rc == NS_OK)
             rc = each(arg, &w, err);
-        if (rc != NS_OK)
-            ns_sql_end(stmt);
     }
     return rc;
 }

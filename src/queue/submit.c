@@ -107,7 +107,7 @@ static const char *base_name(const char *path)
 static enum ns_code find_batch(struct ns_import *im, const struct ns_submit_options *o, bool *finished,
                                struct ns_error *err)
 {
-    sqlite3_stmt *stmt;
+    sqlite3_stmt *stmt = NULL;
     bool row = false;
     enum ns_code rc = ns_sql_rows(im->q, &stmt, err,
                                   "SELECT id, public_id, status = 'validating' FROM batches WHERE input_sha256 = ?1"
