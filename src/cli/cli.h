@@ -156,6 +156,12 @@ NS_MUST_CHECK enum ns_code ns_cli_open_queue(struct ns_cli *cli, enum ns_queue_m
 
 /* Feature bits for --isa (NULL: all of this processor). Errors: NS_ENGINE. */
 NS_MUST_CHECK enum ns_code ns_cli_read_isa(const char *word, uint32_t *out, struct ns_error *err);
+/* What describes a night to every verb that has one: model, memory, threads, rows, context, layers, spill, instruction
+ * set. *out borrows the arguments' texts; db_path is the queue's. Errors: NS_USAGE, with why when there is no --model;
+ * NS_ENGINE. */
+struct ns_night_options;
+NS_MUST_CHECK enum ns_code ns_cli_read_night(struct ns_cli *cli, const char *why, struct ns_night_options *out,
+                                             struct ns_error *err);
 
 /* cli->status of a command that was interrupted before a safe point: 128 and the signal's number. */
 #define NS_STATUS_INTERRUPTED (-1)

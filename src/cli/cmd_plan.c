@@ -233,25 +233,12 @@ static enum ns_code say_plan(struct ns_cli *cli, const struct ns_night_plan *p, 
 
 enum ns_code ns_cmd_plan(struct ns_cli *cli, struct ns_error *err)
 {
-    const struct ns_args *args = &cli->args;
-    struct ns_night_options options = {
-        .db_path = ns_given(cli, NS_OPT_DB) || ns_path_exists(cli->db_path) ? cli->db_path : NULL,
-        .model_dir = args->text[NS_OPT_MODEL],
-        .memory_bytes = args->number[NS_OPT_MEMORY],
-        .n_threads = (unsigned)args->number[NS_OPT_THREADS],
-        .wave_rows = (uint32_t)args->number[ns_given(cli, NS_OPT_ROWS) ? NS_OPT_ROWS : NS_OPT_WAVE_ROWS],
-        .context = (uint32_t)args->number[NS_OPT_CONTEXT],
-        .layers = (uint32_t)args->number[NS_OPT_LAYERS],
-        .spill_dir = args->text[NS_OPT_SPILL],
-        .spill_bytes = args->number[NS_OPT_SPILL_LIMIT],
-    };
-    if (!options.model_dir)
-        return ns_error_set(err, NS_USAGE, "plan wants --model DIR");
-    if (ns_given(cli, NS_OPT_SPILL_LIMIT) && !options.spill_dir)
-        return ns_error_set(err, NS_USAGE, "--spill-limit wants --spill DIR");
+    struct ns_night_options options;
     struct ns_night_plan plan;
     struct ns_outlook outlook = {0};
-    enum ns_code rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
+    enum ns_code rc = ns_cli_read_night(cli, "plan wants --model DIR", &options, err);
+    if (!ns_given(cli, NS_OPT_DB) && !ns_path_exists(cli->db_path))
+        options.db_path = NULL; /* a plan needs no queue */
     if (rc == NS_OK)
         rc = ns_night_plan(&options, &plan, err);
     if (rc == NS_OK && options.layers > 0)

@@ -39,11 +39,7 @@ static void show_end(void *arg, const struct ns_night_ended *ended)
 static enum ns_code answer_json(struct ns_cli *cli, const struct ns_night_report *r, struct ns_error *err)
 {
     struct ns_answer_json a;
-    char now[24];
-    ns_clock_utc_text(ns_clock_wall_ms(), now);
-    ns_answer_begin(&a, cli);
-    ns_answer_text(&a, "type", "summary");
-    ns_answer_text(&a, "time", now);
+    ns_progress_begin(&a, cli, "summary");
     ns_answer_int(&a, "done", (int64_t)r->requests_done);
     ns_answer_int(&a, "failed", (int64_t)r->requests_failed);
     ns_answer_int(&a, "left", (int64_t)r->requests_left);
@@ -125,32 +121,18 @@ static enum ns_night_order order_of(const char *word) /* one of the table's, or 
 enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
-    struct ns_night_options options = {
-        .db_path = cli->db_path,
-        .model_dir = args->text[NS_OPT_MODEL],
-        .memory_bytes = args->number[NS_OPT_MEMORY],
-        .n_threads = (unsigned)args->number[NS_OPT_THREADS],
-        .wave_rows = (uint32_t)args->number[NS_OPT_WAVE_ROWS],
-        .context = (uint32_t)args->number[NS_OPT_CONTEXT],
-        .layers = (uint32_t)args->number[NS_OPT_LAYERS],
-        .spill_dir = args->text[NS_OPT_SPILL],
-        .spill_bytes = args->number[NS_OPT_SPILL_LIMIT],
-        .once = ns_given(cli, NS_OPT_ONCE),
-        .keep = ns_given(cli, NS_OPT_KEEP),
-        .require_done = ns_given(cli, NS_OPT_REQUIRE_DONE),
-        .takeover = ns_given(cli, NS_OPT_TAKEOVER),
-        .single_owner = ns_given(cli, NS_OPT_SINGLE_OWNER),
-        .order = order_of(args->text[NS_OPT_WAVE_ORDER]),
-        .overtake = (uint32_t)args->number[NS_OPT_OVERTAKE],
-        .planned = show_plan,
-        .progress = show_progress,
-        .ended = show_end,
-    };
-    if (!options.model_dir)
-        return ns_error_set(err, NS_USAGE, "run wants --model DIR");
-    if (ns_given(cli, NS_OPT_SPILL_LIMIT) && !options.spill_dir)
-        return ns_error_set(err, NS_USAGE, "--spill-limit wants --spill DIR");
-    enum ns_code rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
+    struct ns_night_options options;
+    enum ns_code rc = ns_cli_read_night(cli, "run wants --model DIR", &options, err);
+    options.once = ns_given(cli, NS_OPT_ONCE);
+    options.keep = ns_given(cli, NS_OPT_KEEP);
+    options.require_done = ns_given(cli, NS_OPT_REQUIRE_DONE);
+    options.takeover = ns_given(cli, NS_OPT_TAKEOVER);
+    options.single_owner = ns_given(cli, NS_OPT_SINGLE_OWNER);
+    options.order = order_of(args->text[NS_OPT_WAVE_ORDER]);
+    options.overtake = (uint32_t)args->number[NS_OPT_OVERTAKE];
+    options.planned = show_plan;
+    options.progress = show_progress;
+    options.ended = show_end;
     struct ns_progress *progress = NULL;
     struct ns_night_report report = {0};
     if (rc == NS_OK)

@@ -97,6 +97,15 @@ static void say_line(struct ns_progress *p)
             rate(r->tokens_out, r->wall_ns), size);
 }
 
+void ns_progress_begin(struct ns_answer_json *a, struct ns_cli *cli, const char *type)
+{
+    char now[24];
+    ns_clock_utc_text(ns_clock_wall_ms(), now);
+    ns_answer_begin(a, cli);
+    ns_answer_text(a, "type", type);
+    ns_answer_text(a, "time", now);
+}
+
 static void send(struct ns_progress *p, struct ns_answer_json *a)
 {
     if (ns_answer_end(a, p->cli, NULL) != NS_OK || fflush(stdout) != 0)
@@ -107,11 +116,7 @@ static void say_json(struct ns_progress *p)
 {
     const struct ns_night_report *r = &p->report;
     struct ns_answer_json a;
-    char now[24];
-    ns_clock_utc_text(ns_clock_wall_ms(), now);
-    ns_answer_begin(&a, p->cli);
-    ns_answer_text(&a, "type", "wave");
-    ns_answer_text(&a, "time", now);
+    ns_progress_begin(&a, p->cli, "wave");
     ns_answer_int(&a, "waves", (int64_t)r->waves);
     ns_answer_int(&a, "rows", (int64_t)r->rows);
     ns_answer_int(&a, "tokens_out", (int64_t)r->tokens_out);
@@ -194,11 +199,7 @@ void ns_progress_ended(struct ns_progress *p, const struct ns_night_ended *ended
     ns_mutex_lock(p->mu);
     if (p->form == FORM_JSON) {
         struct ns_answer_json a;
-        char now[24];
-        ns_clock_utc_text(ns_clock_wall_ms(), now);
-        ns_answer_begin(&a, p->cli);
-        ns_answer_text(&a, "type", "request_done");
-        ns_answer_text(&a, "time", now);
+        ns_progress_begin(&a, p->cli, "request_done");
         ns_answer_int(&a, "id", ended->request_id);
         ns_answer_text(&a, "custom_id", ended->custom_id);
         ns_answer_text(&a, "state", ended->state);

@@ -193,22 +193,14 @@ static enum ns_code run_modes(struct ns_cli *cli, const struct ns_sim_options *o
 enum ns_code ns_simulate_queue(struct ns_cli *cli, const struct ns_sim_routing *routing, const char *name,
                                struct ns_error *err)
 {
-    const struct ns_args *args = &cli->args;
-    struct ns_night_options options = {
-        .db_path = cli->db_path,
-        .model_dir = args->text[NS_OPT_MODEL],
-        .memory_bytes = args->number[NS_OPT_MEMORY],
-        .n_threads = (unsigned)args->number[NS_OPT_THREADS],
-        .wave_rows = (uint32_t)args->number[NS_OPT_ROWS],
-    };
-    if (!options.model_dir)
-        return ns_error_set(err, NS_USAGE, "simulate --queue wants --model DIR, for its shapes and its tokenizer");
+    struct ns_night_options options;
     struct ns_night_plan plan;
     struct ns_sim_options sim = {0};
     struct ns_queue *queue = NULL;
     struct ns_budget budget;
     struct items items = {.budget = &budget};
-    enum ns_code rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
+    enum ns_code rc =
+        ns_cli_read_night(cli, "simulate --queue wants --model DIR, for its shapes and its tokenizer", &options, err);
     if (rc == NS_OK)
         rc = ns_cli_open_queue(cli, NS_QUEUE_READ, &queue, err);
     if (rc == NS_OK)
