@@ -18,12 +18,14 @@
  * threads. Only for independent outputs. thread: index of the calling worker, for per-thread scratch. */
 typedef void (*ns_range_fn)(void *arg, size_t begin, size_t end, unsigned thread);
 void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, void *arg);
+/* The same with every index by itself: for a few large tasks of different length. Longest first ends earliest. */
+void ns_parallel_each(unsigned n_threads, size_t n, ns_range_fn body, void *arg);
 
 /* ---- dispatch (select.c) ------------------------------------------------------------------------------------------------ */
 
 struct ns_kernel_table; /* private: kernels_impl.h */
 
-/* What went into products (packing, ns_gemm, ns_expert), added up by the thread that calls them. */
+/* What went into products (packing, ns_gemm, ns_experts), added up by the thread that calls them. */
 struct ns_product_time {
     uint64_t ns;
 };
@@ -77,11 +79,12 @@ bool ns_mxfp4_sound(const struct ns_kernels *k, const struct ns_weights *w);
 /* out[cols] = the exact f32 weights of row r, any type. */
 void ns_decode_row(const struct ns_weights *w, size_t r, float *out);
 
-/* One expert for the rows routed to it:
- *   h = act(gate z, up z);  y = down h;  acc[index[i]][o] = fma(weight[i], y[i][o], acc[index[i]][o])
- * z [..][gate.cols] stride ld_z gathered by index[n]; acc [..][down.rows] stride ld_acc. Calling it for experts in
- * ascending id gives the contract's expert sum. finite[i] (may be NULL) is set to 0 when y[i] has a non-finite value,
- * and acc is then left without that addition. Threads inside. */
+/* Experts of one layer, each for the rows routed to it. For job 0, 1, ... and each of its rows i < n:
+ *   h = act(gate z, up z);  y = down h;  acc[index[i]][o] = fma(weight[i], y[o], acc[index[i]][o])
+ * where z is z[index[i]]. z [..][gate.cols] stride ld_z; acc [..][down.rows] stride ld_acc. A row's additions come in the
+ * order of the jobs; so jobs in ascending id of experts, over one call or several, give the contract's expert sum.
+ * finite[i] (may be NULL) is set to 0 when y has a non-finite value, and acc is then left without that addition; so it is
+ * by all of a job that is not sound. Threads inside. */
 struct ns_act {
     bool situ;
     float beta, linear_beta; /* linear_beta 0: up not capped */
@@ -91,10 +94,19 @@ struct ns_expert_weights {
     struct ns_weights gate, up, down;
 };
 
-size_t ns_expert_scratch(const struct ns_kernels *k, const struct ns_expert_weights *e, size_t n_rows);
-void ns_expert(const struct ns_kernels *k, const struct ns_expert_weights *e, const struct ns_act *act, const float *z,
-               size_t ld_z, const uint32_t *index, const float *weight, size_t n, float *acc, size_t ld_acc,
-               uint8_t *finite, void *scratch);
+struct ns_expert_job {
+    struct ns_expert_weights w; /* shapes and types are the same in all jobs of a call */
+    const uint32_t *index;      /* [n], each row once */
+    const float *weight;
+    uint8_t *finite;
+    size_t n;
+    bool sound; /* written: ns_mxfp4_sound of the three, true for other types */
+};
+
+/* Bytes for up to n_jobs jobs with up to n_rows rows altogether; w gives types and shapes. 64-byte aligned. */
+size_t ns_experts_scratch(const struct ns_kernels *k, const struct ns_expert_weights *w, size_t n_jobs, size_t n_rows);
+void ns_experts(const struct ns_kernels *k, struct ns_expert_job *job, size_t n_jobs, const struct ns_act *act,
+                const float *z, size_t ld_z, float *acc, size_t ld_acc, void *scratch);
 
 /* ---- row-wise vectors (threads over rows inside; all strides in floats) ------------------------------------------------ */
 

@@ -196,7 +196,7 @@ static bool take_all(struct ns_bench *b, struct ns_budget *budget, struct ns_err
     b->y = ns_budget_take_raw(budget, x_bytes, huge, err);
     b->aux = ns_budget_take_raw(budget, x_bytes, huge, err);
     b->packed = ns_budget_take_raw(budget, x_bytes + (1u << 16), huge, err);
-    b->scratch = ns_budget_take_raw(budget, ns_bench_scratch_bytes, huge, err);
+    b->scratch = ns_budget_take_raw(budget, ns_bench_scratch_bytes(b), huge, err);
     return b->weights && b->scales && b->x && b->y && b->aux && b->packed && b->scratch;
 }
 
@@ -215,7 +215,7 @@ enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget 
                                 struct ns_error *err)
 {
     static const char *const names[] = {"avx512", "avx2", "neon", "ref"};
-    struct ns_bench b = {0};
+    struct ns_bench b = {.k = ns_kernels_select(what->cpu, what->n_threads)}; /* the most work memory */
     if (!take_all(&b, budget, err)) {
         give_all(&b, budget);
         return NS_BUDGET;

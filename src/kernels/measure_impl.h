@@ -18,7 +18,8 @@ struct ns_bench {
     bool few;    /* the reference: a part of the work, counted as a part */
 };
 
-extern const size_t ns_bench_weight_bytes, ns_bench_scale_bytes, ns_bench_x_floats, ns_bench_scratch_bytes;
+extern const size_t ns_bench_weight_bytes, ns_bench_scale_bytes, ns_bench_x_floats;
+size_t ns_bench_scratch_bytes(const struct ns_bench *b); /* with the threads of b->k */
 
 /* What one run did. */
 struct ns_work {

@@ -20,22 +20,31 @@ static unsigned this_thread(void)
 }
 #endif
 
-void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, void *arg)
+/* range i of n_ranges equal ones */
+static void run_ranges(unsigned n_threads, size_t n, size_t n_ranges, ns_range_fn body, void *arg)
 {
     assert(n_threads > 0);
-    if (grain == 0)
-        grain = 1;
-    size_t n_pieces = n / grain;
-    if (n_pieces > n_threads && n_pieces < 8 * (size_t)n_threads)
-        n_pieces -= n_pieces % n_threads; /* few pieces: as many for each thread, else some wait for the last */
-    if (n_threads == 1 || n_pieces <= 1) {
+    if (n_threads == 1 || n_ranges <= 1) {
         if (n > 0)
             body(arg, 0, n, 0);
         return;
     }
-    int n_team = n_pieces < n_threads ? (int)n_pieces : (int)n_threads;
+    int n_team = n_ranges < n_threads ? (int)n_ranges : (int)n_threads;
     (void)n_team; // unused without OpenMP
 #pragma omp parallel for schedule(dynamic, 1) num_threads(n_team)
-    for (size_t i = 0; i < n_pieces; i++)
-        body(arg, i * n / n_pieces, (i + 1) * n / n_pieces, this_thread());
+    for (size_t i = 0; i < n_ranges; i++)
+        body(arg, i * n / n_ranges, (i + 1) * n / n_ranges, this_thread());
+}
+
+void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, void *arg)
+{
+    size_t n_ranges = n / (grain ? grain : 1);
+    if (n_ranges > n_threads && n_ranges < 8 * (size_t)n_threads)
+        n_ranges -= n_ranges % n_threads; /* few ranges: as many for each thread, else some wait for the last */
+    run_ranges(n_threads, n, n_ranges, body, arg);
+}
+
+void ns_parallel_each(unsigned n_threads, size_t n, ns_range_fn body, void *arg)
+{
+    run_ranges(n_threads, n, n, body, arg);
 }

@@ -30,7 +30,26 @@ enum { N_EXPERTS = 12 };
 const size_t ns_bench_weight_bytes = (size_t)N_EXPERTS * 3 * INNER * LATENT / 2; /* 198 MB; bf16 takes 176 of it */
 const size_t ns_bench_scale_bytes = (size_t)N_EXPERTS * 3 * INNER * LATENT / 32;
 const size_t ns_bench_x_floats = (size_t)1024 * (WIDE + 64);
-const size_t ns_bench_scratch_bytes = (size_t)96 << 20;
+
+/* one expert of a call, as its weights lie in the bench */
+static struct ns_expert_weights expert_at(const struct ns_bench *b, size_t i)
+{
+    size_t third = (size_t)INNER * LATENT;
+    const uint8_t *codes = b->weights + i * EXPERT_CODES, *scales = b->scales + i * EXPERT_SCALES;
+    return (struct ns_expert_weights){{NS_W_MXFP4, codes, scales, INNER, LATENT},
+                                      {NS_W_MXFP4, codes + third / 2, scales + third / 32, INNER, LATENT},
+                                      {NS_W_MXFP4, codes + third, scales + third / 16, LATENT, INNER}};
+}
+
+enum { MOST_ROWS = 1024, JOBS = 4 }; /* experts of a call, as far as their rows are no more than that */
+
+size_t ns_bench_scratch_bytes(const struct ns_bench *b)
+{
+    const size_t other = (size_t)96 << 20;
+    struct ns_expert_weights w = expert_at(b, 0);
+    size_t experts = ns_experts_scratch(&b->k, &w, JOBS, MOST_ROWS);
+    return experts > other ? experts : other;
+}
 
 /* ---- products ------------------------------------------------------------------------------------------------------------------ */
 
@@ -62,18 +81,20 @@ static struct ns_work mxfp4_product(struct ns_bench *b)
                                           INNER, LATENT});
 }
 
+/* Several experts in one call, as a wave has them; they take the same rows. */
 static struct ns_work mxfp4_expert(struct ns_bench *b)
 {
-    size_t e = b->turn % N_EXPERTS, third = (size_t)INNER * LATENT;
-    const uint8_t *codes = b->weights + e * EXPERT_CODES, *scales = b->scales + e * EXPERT_SCALES;
-    struct ns_expert_weights w = {{NS_W_MXFP4, codes, scales, INNER, LATENT},
-                                  {NS_W_MXFP4, codes + third / 2, scales + third / 32, INNER, LATENT},
-                                  {NS_W_MXFP4, codes + third, scales + third / 16, LATENT, INNER}};
     struct ns_act act = {true, 4.0f, 25.0f};
+    struct ns_expert_job job[JOBS];
+    size_t n_jobs = MOST_ROWS / b->rows < JOBS ? MOST_ROWS / b->rows : JOBS;
+    double all = 3.0 * INNER * LATENT * (double)n_jobs;
     for (uint32_t i = 0; i < b->rows; i++)
         b->index[i] = i;
-    ns_expert(&b->k, &w, &act, b->x, LATENT, b->index, b->aux, b->rows, b->y, LATENT, NULL, b->scratch);
-    return (struct ns_work){3.0 * (double)third * (double)b->rows, 3.0 * (double)third * 17 / 32};
+    for (size_t j = 0; j < n_jobs; j++)
+        job[j] = (struct ns_expert_job){
+            .w = expert_at(b, (b->turn * n_jobs + j) % N_EXPERTS), .index = b->index, .weight = b->aux, .n = b->rows};
+    ns_experts(&b->k, job, n_jobs, &act, b->x, LATENT, b->y, LATENT, b->scratch);
+    return (struct ns_work){all * (double)b->rows, all * 17 / 32};
 }
 
 /* ---- recurrence and attention ---------------------------------------------------------------------------------------------------- */

@@ -13,13 +13,21 @@
 
 #include <string.h>
 
-enum { EXPERT_ROWS = 512 }; /* rows of one call: bounds the scratch; rows are independent */
+enum { BATCH_EXPERTS = 32, BATCH_ROWS = 512 }; /* experts of one call at most; rows of one call, for each thread */
 
 struct moe_buffers {
     struct ns_routing routing;
     float *z, *acc, *y; /* z [rows][latent]; acc [rows][latent or hidden]; y [rows][hidden] without latent */
-    uint8_t *finite;
+    uint8_t *finite;    /* [rows of a call] */
     void *scratch;
+};
+
+/* Experts that are in memory, and the rows they serve, for one call. */
+struct expert_batch {
+    struct ns_expert_job job[BATCH_EXPERTS];
+    uint32_t expert[BATCH_EXPERTS];
+    struct ns_expert_view view[BATCH_EXPERTS];
+    size_t n, n_rows, most_rows;
 };
 
 static size_t expert_width(const struct ns_config *c)
@@ -60,6 +68,12 @@ enum ns_code ns_moe_list(struct ns_model *model, uint32_t layer, struct ns_error
     return rc;
 }
 
+static size_t batch_rows(const struct ns_pass *pass)
+{
+    size_t routed = pass->n_rows * pass->model->config->top_k, most = BATCH_ROWS * (size_t)pass->kernels->n_threads;
+    return routed < most ? routed : most;
+}
+
 static void carve(struct ns_pass *pass, struct moe_buffers *b)
 {
     const struct ns_config *c = pass->model->config;
@@ -68,7 +82,7 @@ static void carve(struct ns_pass *pass, struct moe_buffers *b)
         b->z = ns_pass_take_rows(pass, c->latent);
     else
         b->y = ns_pass_take_rows(pass, c->hidden);
-    b->finite = (uint8_t *)ns_arena_take(pass->arena, EXPERT_ROWS);
+    b->finite = (uint8_t *)ns_arena_take(pass->arena, batch_rows(pass));
 }
 
 static void carve_experts(struct ns_pass *pass, struct moe_buffers *b)
@@ -77,8 +91,7 @@ static void carve_experts(struct ns_pass *pass, struct moe_buffers *b)
     struct ns_expert_view none = {0};
     struct ns_expert_weights e = expert_weights(c, &none);
     b->acc = ns_pass_take_rows(pass, expert_width(c));
-    b->scratch = ns_arena_take(
-        pass->arena, ns_expert_scratch(pass->kernels, &e, pass->n_rows < EXPERT_ROWS ? pass->n_rows : EXPERT_ROWS));
+    b->scratch = ns_arena_take(pass->arena, ns_experts_scratch(pass->kernels, &e, BATCH_EXPERTS, batch_rows(pass)));
 }
 
 void ns_moe_measure(struct ns_pass *pass, uint32_t layer)
@@ -99,51 +112,86 @@ void ns_moe_measure(struct ns_pass *pass, uint32_t layer)
     pass->arena->used = start;
 }
 
-/* One expert over the rows from routing->row[first] on. */
-static void run_expert(struct ns_pass *pass, uint32_t layer, uint32_t expert, const struct ns_expert_view *view,
-                       const float *z, struct moe_buffers *b, size_t first, size_t n_rows)
+static void report(struct ns_pass *pass, enum ns_code code, uint32_t layer, uint32_t row, uint32_t expert,
+                   const char *what)
 {
-    const struct ns_config *c = pass->model->config;
-    const uint32_t *row = b->routing.row + first;
-    struct ns_expert_weights w = expert_weights(c, view);
-    if (c->mxfp4_experts && (!ns_mxfp4_sound(pass->kernels, &w.gate) || !ns_mxfp4_sound(pass->kernels, &w.up) ||
-                             !ns_mxfp4_sound(pass->kernels, &w.down))) {
-        for (size_t i = 0; i < n_rows; i++)
-            if (!pass->dead[row[i]])
-                pass->fault(pass->fault_arg, NS_CORRUPT, layer, row[i], expert, "scale byte of an expert");
-        return;
+    if (!pass->dead[row])
+        pass->fault(pass->fault_arg, code, layer, row, expert, what);
+}
+
+/* Adds what the batch gives to its rows, and gives its experts back. */
+static void run_batch(struct ns_pass *pass, uint32_t layer, const float *z, struct moe_buffers *b,
+                      struct expert_batch *batch)
+{
+    size_t width = expert_width(pass->model->config);
+    memset(b->finite, 1, batch->n_rows);
+    ns_experts(pass->kernels, batch->job, batch->n, &pass->model->act, z, width, b->acc, width, b->scratch);
+    for (size_t j = 0; j < batch->n; j++) {
+        const struct ns_expert_job *job = &batch->job[j];
+        for (size_t i = 0; i < job->n; i++)
+            if (!job->sound)
+                report(pass, NS_CORRUPT, layer, job->index[i], batch->expert[j], "scale byte of an expert");
+            else if (!job->finite[i])
+                report(pass, NS_NONFINITE, layer, job->index[i], batch->expert[j], "expert output");
+        ns_store_expert_release(pass->store, &batch->view[j]);
     }
-    size_t width = expert_width(c);
-    for (size_t at = 0; at < n_rows; at += EXPERT_ROWS) {
-        size_t n = n_rows - at < EXPERT_ROWS ? n_rows - at : EXPERT_ROWS;
-        memset(b->finite, 1, n);
-        ns_expert(pass->kernels, &w, &pass->model->act, z, width, row + at, b->routing.weight + first + at, n, b->acc,
-                  width, b->finite, b->scratch);
-        for (size_t i = 0; i < n; i++)
-            if (!b->finite[i] && !pass->dead[row[at + i]])
-                pass->fault(pass->fault_arg, NS_NONFINITE, layer, row[at + i], expert, "expert output");
+    batch->n = batch->n_rows = 0;
+}
+
+static void add_job(struct moe_buffers *b, struct expert_batch *batch, const struct ns_expert_weights *w,
+                    uint32_t expert, size_t first, size_t n_rows)
+{
+    batch->expert[batch->n] = expert;
+    batch->job[batch->n++] = (struct ns_expert_job){.w = *w,
+                                                    .index = b->routing.row + first,
+                                                    .weight = b->routing.weight + first,
+                                                    .finite = b->finite + batch->n_rows,
+                                                    .n = n_rows};
+    batch->n_rows += n_rows;
+}
+
+/* Brings the next expert in and puts its rows, from routing.row[first] on, into the batch. What was collected runs
+ * before, when there is no more room, or rather than wait for the disk. */
+static enum ns_code take_expert(struct ns_pass *pass, struct ns_expert_id id, size_t first, size_t n_rows,
+                                const float *z, struct moe_buffers *b, struct expert_batch *batch, struct ns_error *err)
+{
+    struct ns_expert_view view = {0};
+    if (batch->n > 0 &&
+        (batch->n == BATCH_EXPERTS || batch->n_rows + n_rows > batch->most_rows || !ns_store_expert_ready(pass->store)))
+        run_batch(pass, id.layer, z, b, batch);
+    enum ns_code rc = ns_store_expert_acquire(pass->store, id, &view, err);
+    if (rc != NS_OK)
+        return rc;
+    struct ns_expert_weights w = expert_weights(pass->model->config, &view);
+    for (; n_rows > batch->most_rows; first += batch->most_rows, n_rows -= batch->most_rows) {
+        add_job(b, batch, &w, id.expert, first, batch->most_rows); /* then the batch was empty */
+        run_batch(pass, id.layer, z, b, batch);
     }
+    batch->view[batch->n] = view;
+    add_job(b, batch, &w, id.expert, first, n_rows);
+    return NS_OK;
 }
 
 static enum ns_code run_experts(struct ns_pass *pass, uint32_t layer, const float *z, struct moe_buffers *b,
                                 struct ns_error *err)
 {
     const struct ns_routing *r = &b->routing;
+    struct expert_batch batch = {.most_rows = batch_rows(pass)};
+    enum ns_code rc = NS_OK;
     memset(b->acc, 0, pass->n_rows * expert_width(pass->model->config) * sizeof(float));
     size_t first = 0;
-    for (uint32_t i = 0; i < r->n_wanted; i++) {
-        struct ns_expert_view view = {0};
+    for (uint32_t i = 0; i < r->n_wanted && rc == NS_OK; i++) {
         struct ns_expert_id id = {.layer = layer, .expert = r->wanted[i]};
-        enum ns_code rc = ns_store_expert_acquire(pass->store, id, &view, err);
-        if (rc != NS_OK)
-            return rc;
-        run_expert(pass, layer, id.expert, &view, z, b, first, r->n_rows[i]);
-        ns_store_expert_release(pass->store, &view);
+        rc = take_expert(pass, id, first, r->n_rows[i], z, b, &batch, err);
         first += r->n_rows[i];
-        pass->experts_requested += r->n_rows[i];
     }
+    if (rc == NS_OK && batch.n > 0)
+        run_batch(pass, layer, z, b, &batch);
+    for (size_t j = 0; j < batch.n; j++) /* after an error */
+        ns_store_expert_release(pass->store, &batch.view[j]);
+    pass->experts_requested += first;
     pass->experts_distinct += r->n_wanted;
-    return NS_OK;
+    return rc;
 }
 
 /* Scores, choice, and the word to the store. */

@@ -275,6 +275,21 @@ enum ns_code ns_store_expert_acquire(struct ns_store *store, struct ns_expert_id
     return NS_OK;
 }
 
+bool ns_store_expert_ready(struct ns_store *store)
+{
+    const struct ns_experts *x = &store->experts;
+    if (x->next_acquire >= x->n_want)
+        return false;
+    struct ns_expert_id id = {x->layer, x->want[x->next_acquire]};
+    if (ns_rank_place(&x->rank, key_of(store, id)) != NS_NO_PLACE)
+        return true;
+    struct ns_expert_slot *slot = find_slot(x, id);
+    for (uint32_t i = 0; slot && i < slot->runs.n; i++)
+        if (!ns_io_done(store->pool, &slot->io[i]))
+            return false;
+    return slot != NULL;
+}
+
 /* A used expert may stay: its buffer moves to the resident, and the slot gets the one of who left, or a new one. */
 static void offer(struct ns_store *s, struct ns_expert_slot *slot)
 {

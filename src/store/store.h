@@ -121,6 +121,8 @@ void ns_store_experts_expect(struct ns_store *store, uint32_t layer, size_t n_ex
 /* Pin one wanted expert; order is that of the want list. Errors: NS_IO, NS_CORRUPT, NS_BUDGET. */
 NS_MUST_CHECK enum ns_code ns_store_expert_acquire(struct ns_store *store, struct ns_expert_id id,
                                                    struct ns_expert_view *view, struct ns_error *err);
+/* Would the next one of the want list be there at once? False also when there is no next one. */
+bool ns_store_expert_ready(struct ns_store *store);
 void ns_store_expert_release(struct ns_store *store, struct ns_expert_view *view);
 size_t ns_store_expert_bytes(const struct ns_store *store); /* one expert */
 /* All dense matrices of the layers, without embedding and head. */

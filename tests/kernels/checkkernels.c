@@ -64,12 +64,12 @@ static float value(enum data class)
 }
 
 /* n floats that end with their allocation, at an odd place; freed by drop_all */
-static void *kept[64];
+static void *kept[128];
 static size_t n_kept;
 
 static void *keep(size_t bytes, size_t align_off)
 {
-    assert_true(n_kept < 64);
+    assert_true(n_kept < NS_COUNT(kept));
     uint8_t *p = malloc(bytes + align_off + 1);
     assert_non_null(p);
     kept[n_kept++] = p;
@@ -80,7 +80,7 @@ static void *keep(size_t bytes, size_t align_off)
 
 static void *keep_aligned(size_t bytes)
 {
-    assert_true(n_kept < 64);
+    assert_true(n_kept < NS_COUNT(kept));
     kept[n_kept] = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
     assert_non_null(kept[n_kept]);
     memset(kept[n_kept], 0xA5, (bytes + 63) / 64 * 64 + 64);
@@ -281,41 +281,57 @@ static void every_scale_matches(void **state)
     each_isa(scale_cases);
 }
 
-static void expert_case(enum ns_weight_type type, size_t n, size_t d, size_t inner)
+/* Several experts in one call with some threads, against one after the other with one thread and the reference: every
+ * way of cutting gives the same sums. Rows have several experts, each row once in each. */
+static void expert_case(enum ns_weight_type type, size_t n_jobs, size_t n, size_t d, size_t inner)
 {
+    enum { MOST = 8 };
+
     enum data class = draw() % 4 ? ORDINARY : draw() % DATA_CLASSES;
-    size_t n_source = n + 3, ld_z = d + between(0, 3), ld_acc = d + between(0, 3);
+    size_t n_source = n + 3, ld_z = d + between(0, 3), ld_acc = d + between(0, 3), n_rows = 0;
     choose_threads();
-    struct ns_expert_weights e = {weights(type, class, inner, d), weights(type, class, inner, d),
-                                  weights(type, class, d, inner)};
+    struct ns_expert_job want_job[MOST], got_job[MOST];
     struct ns_act act = {draw() % 2, 4.0f, draw() % 2 ? 25.0f : 0.0f};
-    float *z = floats(class, n_source * ld_z), *weight = floats(ORDINARY, n);
-    uint32_t *index = keep(n * sizeof *index, 0);
-    for (size_t i = 0; i < n; i++)
-        index[i] = (uint32_t)((i * 7 + 1) % n_source);
-    for (size_t i = 0; i < n; i++) /* distinct rows, as a router gives them */
-        index[i] = (uint32_t)i + (uint32_t)(n_source - n);
+    float *z = floats(class, n_source * ld_z);
     float *want = output(n_source * ld_acc), *got = output(n_source * ld_acc);
-    uint8_t *ok_want = keep(n, 0), *ok_got = keep(n, 0);
-    memset(ok_want, 1, n);
-    memset(ok_got, 1, n);
-    ns_expert(&ref, &e, &act, z, ld_z, index, weight, n, want, ld_acc, ok_want,
-              keep_aligned(ns_expert_scratch(&ref, &e, n)));
-    ns_expert(&isa, &e, &act, z, ld_z, index, weight, n, got, ld_acc, draw() % 2 ? ok_got : memcpy(ok_got, ok_want, n),
-              keep_aligned(ns_expert_scratch(&isa, &e, n)));
+    assert_true(n_jobs <= MOST);
+    for (size_t j = 0; j < n_jobs; j++) {
+        struct ns_expert_job job = {
+            .w = {weights(type, class, inner, d), weights(type, class, inner, d), weights(type, class, d, inner)},
+            .n = j == 0 ? n : between(0, n)};
+        uint32_t *index = keep((job.n + 1) * sizeof *index, 0);
+        size_t first = between(0, n_source - job.n);
+        for (size_t i = 0; i < job.n; i++) /* distinct rows, as a router gives them; not always ascending */
+            index[i] = (uint32_t)(j % 2 ? first + job.n - 1 - i : first + i);
+        job.index = index;
+        job.weight = floats(ORDINARY, job.n + 1);
+        want_job[j] = got_job[j] = job;
+        want_job[j].finite = memset(keep(job.n + 1, 0), 1, job.n);
+        got_job[j].finite = memset(keep(job.n + 1, 0), 1, job.n);
+        ns_experts(&ref, &want_job[j], 1, &act, z, ld_z, want, ld_acc,
+                   keep_aligned(ns_experts_scratch(&ref, &job.w, 1, job.n)));
+        n_rows += job.n;
+    }
+    ns_experts(&isa, got_job, n_jobs, &act, z, ld_z, got, ld_acc,
+               keep_aligned(ns_experts_scratch(&isa, &got_job->w, n_jobs, n_rows)));
     equal("expert", want, got, n_source * ld_acc);
-    assert_memory_equal(ok_want, ok_got, n);
+    for (size_t j = 0; j < n_jobs; j++) {
+        assert_int_equal(want_job[j].sound, got_job[j].sound);
+        assert_memory_equal(want_job[j].finite, got_job[j].finite, got_job[j].n);
+    }
     drop_all();
 }
 
 static void expert_cases(void)
 {
     for (size_t n = 1; n <= 34; n++) {
-        expert_case(NS_W_MXFP4, n, 32 * between(1, 4), 32 * between(1, 5));
-        expert_case(NS_W_BF16, n, between(1, 70), between(1, 150));
+        expert_case(NS_W_MXFP4, between(1, 8), n, 32 * between(1, 4), 32 * between(1, 5));
+        expert_case(NS_W_BF16, between(1, 3), n, between(1, 70), between(1, 150));
     }
-    expert_case(NS_W_MXFP4, 257, 32, 64);
-    expert_case(NS_W_BF16, 300, 17, 70);
+    expert_case(NS_W_MXFP4, 1, 257, 32, 64);
+    expert_case(NS_W_MXFP4, 8, 257, 32, 64);
+    expert_case(NS_W_BF16, 1, 300, 17, 70);
+    expert_case(NS_W_BF16, 5, 300, 17, 70);
 }
 
 static void expert_matches(void **state)
