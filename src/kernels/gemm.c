@@ -70,28 +70,34 @@ struct gemm_call {
     enum ns_store_mode mode;
     uint8_t *scratch;
     size_t scratch_bytes; /* of one thread */
+    size_t n_pieces;      /* of weight rows */
 };
 
 enum { UNIT = 8 }; /* weight rows that stay together: what the widest tile takes */
 
+static size_t units_of(const struct ns_weights *w)
+{
+    return (w->rows + UNIT - 1) / UNIT;
+}
+
 static void gemm_range(void *arg, size_t begin, size_t end, unsigned thread)
 {
     const struct gemm_call *c = arg;
-    begin *= UNIT;
-    end = end * UNIT < c->w->rows ? end * UNIT : c->w->rows;
-    c->ops->run(c->y + begin, c->ld_y, c->w, begin, end, c->packed, c->n_rows, c->mode,
+    size_t units = units_of(c->w), first = begin * units / c->n_pieces * UNIT, last = end * units / c->n_pieces * UNIT;
+    if (last > c->w->rows)
+        last = c->w->rows;
+    c->ops->run(c->y + first, c->ld_y, c->w, first, last, c->packed, c->n_rows, c->mode,
                 c->scratch + thread * c->scratch_bytes);
 }
 
-/* The units of a task: what the instruction set likes, but no more than a thread's share of a small matrix, as long as
- * that is a million multiply-adds. */
-static size_t task_units(const struct ns_kernels *k, const struct ns_weights *w, size_t n_rows)
+/* Pieces as long as the instruction set likes them and no longer, the same number for each thread; of a small matrix a
+ * thread's share, as long as that is a million multiply-adds. */
+static size_t pieces_of(const struct ns_kernels *k, const struct ns_weights *w, size_t n_rows)
 {
-    size_t rows = ops_of(k, w->type)->task_rows(n_rows, w->cols), share = w->rows / k->n_threads;
-    size_t least = ((size_t)1 << 20) / (n_rows * w->cols + 1) + 1;
-    if (rows > share)
-        rows = share > least ? share : least;
-    return (rows + UNIT - 1) / UNIT;
+    size_t likes = ops_of(k, w->type)->task_rows(n_rows, w->cols), units = units_of(w);
+    size_t least = (((size_t)1 << 20) / (n_rows * w->cols + 1) + UNIT) / UNIT, most = units / least;
+    size_t n = ns_round_up((w->rows + likes - 1) / likes, k->n_threads);
+    return n < most ? n : most > 0 ? most : 1;
 }
 
 void ns_gemm(const struct ns_kernels *k, float *y, size_t ld_y, const struct ns_weights *w, const void *packed,
@@ -103,8 +109,16 @@ void ns_gemm(const struct ns_kernels *k, float *y, size_t ld_y, const struct ns_
         return;
     uint64_t began = ns_product_begin(k);
     const struct ns_gemm_ops *ops = ops_of(k, w->type);
-    struct gemm_call c = {
-        ops, y, ld_y, w, packed, n_rows, mode, scratch, ns_round_up(ops->scratch_bytes(n_rows, w->cols), NS_ALIGN)};
-    ns_parallel(k->n_threads, (w->rows + UNIT - 1) / UNIT, task_units(k, w, n_rows), gemm_range, &c);
+    struct gemm_call c = {.ops = ops,
+                          .y = y,
+                          .ld_y = ld_y,
+                          .w = w,
+                          .packed = packed,
+                          .n_rows = n_rows,
+                          .mode = mode,
+                          .scratch = scratch,
+                          .scratch_bytes = ns_round_up(ops->scratch_bytes(n_rows, w->cols), NS_ALIGN),
+                          .n_pieces = k->n_threads > 1 ? pieces_of(k, w, n_rows) : 1};
+    ns_parallel_each(k->n_threads, c.n_pieces, gemm_range, &c);
     ns_product_end(k, began);
 }
