@@ -86,15 +86,18 @@ NS_INLINE __m512 weights16(enum tile_form form, const uint8_t *w, int half, cons
     return look_up(w + 8 * half, scaled_table(form, table, scale), shifts);
 }
 
-/* four outputs of 16 lanes each: folded 8, 4, 2, 1 together */
+/* Four outputs of 16 lanes each: folded 8, 4, 2, 1 together. In the order of MXFP4, lanes l and l + 8 are neighbours, then
+ * l and l + 4 are two quarters apart, and so on. */
 NS_INLINE __m128 fold4(bool mx, __m512 a, __m512 b, __m512 c, __m512 d)
 {
     if (mx) {
-        const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-        a = _mm512_permutexvar_ps(order, a);
-        b = _mm512_permutexvar_ps(order, b);
-        c = _mm512_permutexvar_ps(order, c);
-        d = _mm512_permutexvar_ps(order, d);
+        __m512 ab = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xDD));
+        __m512 cd = _mm512_add_ps(_mm512_shuffle_ps(c, d, 0x88), _mm512_shuffle_ps(c, d, 0xDD));
+        __m512 v = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x44), _mm512_shuffle_f32x4(ab, cd, 0xEE));
+        v = _mm512_add_ps(v, _mm512_shuffle_f32x4(v, v, 0xB1));
+        v = _mm512_add_ps(v, _mm512_permute_ps(v, 0xB1));
+        return _mm512_castps512_ps128(
+            _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), v));
     }
     __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
     __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xEE));
