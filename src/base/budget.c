@@ -116,7 +116,7 @@ void *ns_budget_take_raw(struct ns_budget *budget, size_t bytes, size_t align, s
         align = heap_align;
     assert((align & (align - 1)) == 0);
     size_t total;
-    if (!ns_size_add(bytes, 2 * align, &total) || ns_fault_hit(NS_FAULT_ALLOC) || !charge(budget, bytes)) {
+    if (!ns_size_add(bytes, align + HEAD_BYTES, &total) || ns_fault_hit(NS_FAULT_ALLOC) || !charge(budget, bytes)) {
         ns_error_set(err, NS_BUDGET, "%s: %zu bytes asked for, %zu of %zu are left", budget->name, bytes,
                      ns_budget_left(budget), budget->limit_bytes);
         return NULL;

@@ -153,6 +153,23 @@ struct ns_iopool_stats { /* since open, reads only */
 
 void ns_iopool_stats_get(struct ns_iopool *pool, struct ns_iopool_stats *out);
 
+/* ---- memory in bulk (bulk.c) ------------------------------------------------------------------------------------ */
+
+/* As ns_budget_take_raw, page-aligned, for blocks that are used whole: large pages where the kernel has them. Never more
+ * memory than bytes, a small page for the block's head and what rounds to small pages. ns_budget_give gives it back. */
+void *ns_bulk_take(struct ns_budget *budget, size_t bytes, struct ns_error *err);
+
+struct ns_bulk {
+    void *block; /* from ns_bulk_take */
+    size_t bytes;
+};
+
+/* Makes blocks present in their order, in the background: what is not there yet when it is used becomes so then. The blocks
+ * may be used meanwhile, and live until the end. NULL when there is no memory for it: nothing is lost but time. */
+struct ns_prefill;
+struct ns_prefill *ns_prefill_start(struct ns_budget *budget, const struct ns_bulk *part, size_t n);
+void ns_prefill_end(struct ns_prefill *prefill); /* stops soon, and waits; NULL is fine */
+
 /* ---- the machine (cpu.c, host.c) ------------------------------------------------------------------------------- */
 
 uint32_t ns_cpu_bits(void);                 /* ns_cpu_bit of this processor, with OS support checked */
