@@ -70,9 +70,7 @@ enum ns_code ns_engine_prepare(struct ns_engine *e, const char *dir, struct ns_e
 
 static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_error *err)
 {
-    enum ns_code rc = ns_fingerprint(dir, e->shards, e->budget, e->fingerprint, e->tokenizer_fingerprint, err);
-    if (rc == NS_OK)
-        rc = ns_budget_share(&e->rows_share, e->budget, "rows", e->plan.share[NS_SHARE_ROWS], err);
+    enum ns_code rc = ns_budget_share(&e->rows_share, e->budget, "rows", e->plan.share[NS_SHARE_ROWS], err);
     if (rc == NS_OK)
         rc = ns_budget_share(&e->state_share, e->budget, "states", e->plan.share[NS_SHARE_STATES], err);
     if (rc == NS_OK)
@@ -90,6 +88,8 @@ static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_e
     }
     for (uint32_t i = 0; rc == NS_OK && i < e->plan.layers; i++)
         e->union_share[i] = 1;
+    if (rc == NS_OK) /* while memory for the weights is made present */
+        rc = ns_fingerprint(dir, e->shards, e->budget, e->fingerprint, e->tokenizer_fingerprint, err);
     if (rc == NS_OK && e->options.spill_dir && e->n_kda)
         rc = ns_spill_open(e, err);
     return rc;

@@ -27,6 +27,7 @@ enum {
 };
 
 static const size_t tile_most = (size_t)16 << 20, tile_least = (size_t)1 << 18, ring_most = (size_t)256 << 20;
+static const size_t large_page = (size_t)2 << 20;
 static const size_t slack_least = (size_t)2 << 20, slack_most = (size_t)256 << 20;
 
 const char *ns_share_name(enum ns_share share)
@@ -111,6 +112,8 @@ static void choose_transport(struct planner *p, size_t memory, struct ns_store_o
     *s = p->options->store;
     if (!s->tile_bytes)
         s->tile_bytes = clamp(memory / 128, tile_least, tile_most);
+    if (!p->options->store.tile_bytes && s->tile_bytes > large_page) /* so that large pages hold all of it */
+        s->tile_bytes -= s->tile_bytes % large_page;
     if (s->tile_bytes < p->bytes.largest_row)
         s->tile_bytes = p->bytes.largest_row;
     size_t tile = s->tile_bytes + 8192;

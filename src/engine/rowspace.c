@@ -20,7 +20,7 @@ enum ns_code ns_rows_open(struct ns_engine *engine, const struct ns_pass *shape,
                           struct ns_error *err)
 {
     *rows = (struct ns_rows){.arena.limit = ns_rows_bytes(shape)};
-    rows->arena.base = (uint8_t *)ns_budget_take_raw(&engine->rows_share, rows->arena.limit, 64, err);
+    rows->arena.base = (uint8_t *)ns_bulk_take(&engine->rows_share, rows->arena.limit, err);
     if (!rows->arena.base)
         return NS_BUDGET;
     carve(shape, rows);

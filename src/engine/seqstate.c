@@ -111,7 +111,7 @@ static enum ns_code reserve_recurrent(struct ns_seq *seq, struct ns_error *err)
     enum ns_code rc = ns_pool_make_room(engine, bytes, err);
     if (rc != NS_OK)
         return rc;
-    seq->kda = (float *)ns_budget_take_raw(&engine->state_share, bytes, 64, err);
+    seq->kda = (float *)ns_bulk_take(&engine->state_share, bytes, err);
     return seq->kda ? NS_OK : NS_BUDGET;
 }
 

@@ -105,7 +105,7 @@ static enum ns_code with_buffers(struct bench *b, struct ns_budget *budget, stru
     room = room / NS_STORE_ALIGN * NS_STORE_ALIGN;
     struct ns_io *io = ns_budget_take(budget, t->depth * sizeof *io, err);
     struct ns_window *w = ns_budget_take(budget, t->depth * sizeof *w, err);
-    uint8_t *buffer = ns_budget_take_raw(budget, all, NS_STORE_ALIGN, err);
+    uint8_t *buffer = ns_bulk_take(budget, all, err);
     enum ns_code rc = io && w && buffer ? ns_iopool_open(t->depth, &b->pool, err) : NS_BUDGET;
     if (rc == NS_OK)
         rc = run(b, io, w, buffer, room, out, err);

@@ -22,7 +22,7 @@
 enum slot_state { SLOT_FREE, SLOT_LOADING, SLOT_READY };
 
 struct ns_expert_slot {
-    uint8_t *buffer; /* [slot_bytes], owned; of the same share as residents, so that they can be exchanged */
+    uint8_t *buffer; /* [slot_bytes]; of the same share as residents, so that they can be exchanged */
     enum slot_state state;
     uint32_t pins;
     struct ns_expert_id id;
@@ -57,19 +57,42 @@ enum ns_code ns_experts_init(struct ns_store *s, const struct ns_store_options *
     x->slot = ns_budget_take(s->budget, options->expert_slots * sizeof *x->slot, err);
     if (!x->resident || !x->want || !x->slot)
         return NS_BUDGET;
+    x->slab = ns_bulk_take(&s->kept, options->expert_slots * s->layout.slot_bytes, err);
+    if (!x->slab)
+        return NS_BUDGET;
     for (; x->n_slots < options->expert_slots; x->n_slots++)
-        if (!(x->slot[x->n_slots].buffer = ns_budget_take_raw(&s->kept, s->layout.slot_bytes, NS_STORE_ALIGN, err)))
-            return NS_BUDGET;
+        x->slot[x->n_slots].buffer = x->slab + x->n_slots * s->layout.slot_bytes;
     return NS_OK;
+}
+
+static bool is_single(const struct ns_store *s, const uint8_t *buffer)
+{
+    const struct ns_experts *x = &s->experts;
+    return buffer && (buffer < x->slab || buffer >= x->slab + x->n_slots * s->layout.slot_bytes);
+}
+
+/* Gives a buffer's memory back. One of the slab stays with a slot, whose single one goes: the slab has as many buffers as
+ * there are slots, so when this one is not with a slot, a slot has a single one. No slot is in use. */
+static void give_buffer(struct ns_store *s, uint8_t *buffer)
+{
+    struct ns_experts *x = &s->experts;
+    for (uint32_t i = 0; !is_single(s, buffer); i++) {
+        assert(i < x->n_slots && x->slot[i].state == SLOT_FREE);
+        uint8_t *other = x->slot[i].buffer;
+        if (is_single(s, other)) {
+            x->slot[i].buffer = buffer;
+            buffer = other;
+        }
+    }
+    ns_budget_give(&s->kept, buffer);
 }
 
 void ns_experts_fini(struct ns_store *s)
 {
     struct ns_experts *x = &s->experts;
-    for (uint32_t i = 0; i < x->n_slots; i++)
-        ns_budget_give(&s->kept, x->slot[i].buffer);
     for (uint32_t i = 0; x->resident && i < x->rank.n; i++)
-        ns_budget_give(&s->kept, x->resident[i].buffer);
+        give_buffer(s, x->resident[i].buffer);
+    ns_budget_give(&s->kept, x->slab);
     ns_budget_give(s->budget, x->resident);
     ns_budget_give(s->budget, x->want);
     ns_budget_give(s->budget, x->slot);
@@ -87,7 +110,7 @@ void ns_experts_set_places(struct ns_store *s, uint32_t n_places)
     while (x->rank.n > n_places) {
         uint32_t at = ns_rank_remove_weakest(&x->rank);
         assert(at != NS_NO_PLACE); /* between waves nothing is held */
-        ns_budget_give(&s->kept, x->resident[at].buffer);
+        give_buffer(s, x->resident[at].buffer);
         x->resident[at] = x->resident[x->rank.n];
         x->resident[x->rank.n] = (struct ns_resident){0};
     }
@@ -302,7 +325,7 @@ static void offer(struct ns_store *s, struct ns_expert_slot *slot)
     assert(r->pins == 0);
     uint8_t *other = r->buffer;
     if (evicted == NS_NO_PLACE && !other)
-        other = ns_budget_take_raw(&s->kept, s->layout.slot_bytes, NS_STORE_ALIGN, NULL);
+        other = ns_bulk_take(&s->kept, s->layout.slot_bytes, NULL);
     if (!other) {
         ns_rank_drop(&x->rank, key); /* the budget said no: this one does not stay */
         return;

@@ -146,6 +146,7 @@ static enum ns_code grow_table(struct ns_store *s, const struct ns_tile *list, s
 
 static void forget(struct ns_store *s, struct ns_kept_tile *k)
 {
+    assert(!k->loading);
     ns_budget_give(&s->kept, k->block);
     k->block = NULL;
     k->ready = false;
@@ -180,6 +181,30 @@ static enum ns_code keep_tiles(struct ns_store *s, const struct ns_tile *list, s
     return rc;
 }
 
+/* Memory for the tiles that stay and have none yet, and a prefill of it, in the order of use. */
+static void take_blocks(struct ns_store *s, const struct ns_tile *list, size_t n)
+{
+    size_t n_parts = 0;
+    struct ns_bulk *part = ns_budget_take(s->budget, (2 + n) * sizeof *part, NULL);
+    if (part && !s->prefilled) {
+        part[n_parts++] = (struct ns_bulk){s->tiles.ring, s->tiles.n_slots * s->tiles.slot_bytes};
+        part[n_parts++] = (struct ns_bulk){s->experts.slab, s->experts.n_slots * s->layout.slot_bytes};
+    }
+    for (size_t i = 0; i < n; i++) {
+        struct ns_kept_tile *k = ns_tiles_find_kept(&s->tiles, &list[i]);
+        if (!k || k->block)
+            continue;
+        size_t bytes = ns_window_of(&s->layout, k->tensor->shard, ns_tile_offset(&list[i]), ns_tile_bytes(&list[i])).n;
+        k->block = ns_bulk_take(&s->kept, bytes, NULL);
+        if (part && k->block)
+            part[n_parts++] = (struct ns_bulk){k->block, bytes};
+    }
+    if (n_parts > 0)
+        s->prefill = ns_prefill_start(s->budget, part, n_parts);
+    s->prefilled = true;
+    ns_budget_give(s->budget, part);
+}
+
 enum ns_code ns_store_keep(struct ns_store *s, const struct ns_tile *list, size_t n, size_t room,
                            struct ns_budget *other, struct ns_error *err)
 {
@@ -187,6 +212,8 @@ enum ns_code ns_store_keep(struct ns_store *s, const struct ns_tile *list, size_
     if (room > s->room && !ns_budget_shift(other, &s->kept, room - s->room))
         return ns_error_set(err, NS_BUDGET, "%zu bytes more shall stay in memory, %zu are left", room - s->room,
                             ns_budget_left(other));
+    ns_prefill_end(s->prefill); /* it may be at what goes now */
+    s->prefill = NULL;
     uint64_t left = 0;
     enum ns_code rc = keep_tiles(s, list, n, room, &left, err);
     ns_experts_set_places(s, places_in(left, s->layout.slot_bytes, (uint64_t)s->layout.n_layers * s->layout.n_experts));
@@ -194,6 +221,7 @@ enum ns_code ns_store_keep(struct ns_store *s, const struct ns_tile *list, size_
     assert(shifted); /* all that was charged beyond the room has just gone */
     (void)shifted;
     s->room = room;
+    take_blocks(s, list, n);
     return rc;
 }
 

@@ -89,6 +89,7 @@ void ns_store_close(struct ns_store *store)
     if (store->pool)
         ns_store_wave_end(store);
     ns_iopool_close(store->pool);
+    ns_prefill_end(store->prefill);
     ns_experts_fini(store);
     ns_tiles_fini(store);
     ns_budget_give(store->budget, store->bounce);

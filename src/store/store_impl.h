@@ -111,19 +111,21 @@ void ns_rank_drop(struct ns_rank *rank, uint32_t key); /* takes back the offer t
 
 struct ns_tile_slot;
 
-/* A tile that stays, or stayed once. Without a block it is only meant to. */
+/* A tile that stays, or stayed once. Without a block there was no memory for it. */
 struct ns_kept_tile {
     const struct ns_tensor *tensor; /* NULL: an empty place */
     uint32_t first, n;
-    bool stays, ready;
-    uint8_t *block; /* owned */
-    size_t skip;    /* from the block's start to the first byte */
+    bool stays;
+    bool loading, ready; /* its bytes are on the way, or there */
+    uint8_t *block;      /* owned */
+    size_t skip;         /* from the block's start to the first byte */
 };
 
 struct ns_tiles {
     size_t tile_bytes, slot_bytes;
     uint32_t n_slots;
     struct ns_tile_slot *slot; /* [n_slots] */
+    uint8_t *ring;             /* [n_slots][slot_bytes] */
     /* the wave */
     bool in_wave;
     const struct ns_tile *list; /* borrowed until wave_end */
@@ -145,6 +147,7 @@ struct ns_resident {
 struct ns_experts {
     uint32_t n_slots;
     struct ns_expert_slot *slot; /* [n_slots]: experts in flight and in use */
+    uint8_t *slab;               /* [n_slots][slot_bytes]: their first buffers */
     struct ns_rank rank;
     struct ns_resident *resident; /* [rank.n_keys]; those below rank.n have a buffer */
     /* the layer */
@@ -166,7 +169,9 @@ struct ns_store {
     struct ns_iopool *pool;
     struct ns_tiles tiles;
     struct ns_experts experts;
-    uint8_t *bounce; /* read_rows */
+    struct ns_prefill *prefill; /* of what was taken last to be read into */
+    bool prefilled;             /* ring and slots have been part of one */
+    uint8_t *bounce;            /* read_rows */
     size_t bounce_bytes;
     struct ns_store_stats stats;
 };

@@ -21,7 +21,7 @@
 enum tile_state { TILE_FREE, TILE_LOADING, TILE_READY };
 
 struct ns_tile_slot {
-    uint8_t *buffer; /* [slot_bytes], owned */
+    uint8_t *buffer; /* [slot_bytes] of the ring */
     enum tile_state state;
     size_t index;              /* in the list */
     struct ns_kept_tile *keep; /* the tile is read into this one's block instead; NULL: into buffer */
@@ -43,19 +43,18 @@ enum ns_code ns_tiles_init(struct ns_store *s, const struct ns_store_options *op
     size_t n = options->ring_bytes / t->slot_bytes;
     n = n < TILES_MIN ? TILES_MIN : n > UINT32_MAX / 2 ? UINT32_MAX / 2 : n;
     t->slot = ns_budget_take(s->budget, n * sizeof *t->slot, err);
-    if (!t->slot)
+    t->ring = t->slot ? ns_bulk_take(s->budget, n * t->slot_bytes, err) : NULL;
+    if (!t->ring)
         return NS_BUDGET;
     for (; t->n_slots < n; t->n_slots++)
-        if (!(t->slot[t->n_slots].buffer = ns_budget_take_raw(s->budget, t->slot_bytes, NS_STORE_ALIGN, err)))
-            return NS_BUDGET;
+        t->slot[t->n_slots].buffer = t->ring + t->n_slots * t->slot_bytes;
     return NS_OK;
 }
 
 void ns_tiles_fini(struct ns_store *s)
 {
     struct ns_tiles *t = &s->tiles;
-    for (uint32_t i = 0; i < t->n_slots; i++)
-        ns_budget_give(s->budget, t->slot[i].buffer);
+    ns_budget_give(s->budget, t->ring);
     for (size_t i = 0; i < t->kept_capacity; i++)
         ns_budget_give(&s->kept, t->kept[i].block);
     ns_budget_give(s->budget, t->kept);
@@ -94,20 +93,14 @@ static void start_reads(struct ns_store *s)
         if (!slot)
             return;
         slot->window = ns_window_of(&s->layout, tile->tensor->shard, ns_tile_offset(tile), ns_tile_bytes(tile));
-        slot->keep = NULL;
-        uint8_t *into = slot->buffer;
         assert(slot->window.n <= t->slot_bytes);
-        if (kept && !kept->block) /* a list that names a tile twice reads the second one plainly */
-            kept->block = ns_budget_take_raw(&s->kept, slot->window.n, NS_STORE_ALIGN, NULL);
-        else
-            kept = NULL;
-        if (kept && kept->block) {
-            slot->keep = kept;
-            into = kept->block;
-        }
+        bool stays = kept && kept->block && !kept->loading; /* a tile named twice is read plainly the second time */
+        slot->keep = stays ? kept : NULL;
+        if (stays)
+            kept->loading = true;
         slot->index = t->next_start;
         slot->state = TILE_LOADING;
-        ns_window_start(&s->layout, &slot->window, s->pool, &slot->io, into);
+        ns_window_start(&s->layout, &slot->window, s->pool, &slot->io, stays ? kept->block : slot->buffer);
     }
 }
 
@@ -133,12 +126,11 @@ static enum ns_code tile_failed(const struct ns_tile *tile, enum ns_code rc, str
                          tile->first, tile->first + tile->n - 1);
 }
 
-static void forget_block(struct ns_store *s, struct ns_tile_slot *slot)
+/* What was not read is read by the next wave, into the same block. */
+static void forget_keep(struct ns_tile_slot *slot)
 {
-    if (!slot->keep)
-        return;
-    ns_budget_give(&s->kept, slot->keep->block);
-    slot->keep->block = NULL;
+    if (slot->keep)
+        slot->keep->loading = false;
     slot->keep = NULL;
 }
 
@@ -148,7 +140,7 @@ static enum ns_code acquire_slot(struct ns_store *s, struct ns_tile_slot *slot, 
     uint64_t *bytes = tile->layer == UINT32_MAX ? &s->stats.head_bytes : &s->stats.trunk_bytes;
     enum ns_code rc = ns_store_finish(s, &slot->window, &slot->io, bytes, err);
     if (rc != NS_OK) {
-        forget_block(s, slot);
+        forget_keep(slot);
         slot->state = TILE_FREE;
         return tile_failed(tile, rc, err);
     }
@@ -157,6 +149,7 @@ static enum ns_code acquire_slot(struct ns_store *s, struct ns_tile_slot *slot, 
     if (slot->keep) {
         slot->keep->skip = slot->window.skip;
         slot->keep->ready = true;
+        slot->keep->loading = false;
         view->data = slot->keep->block + slot->window.skip;
         view->slot = UINT32_MAX; /* it stays: nothing to give back but the io */
         slot->keep = NULL;
@@ -212,7 +205,7 @@ void ns_tiles_end(struct ns_store *s)
         struct ns_tile_slot *slot = &t->slot[i];
         if (slot->state == TILE_LOADING) {
             (void)ns_io_cancel(s->pool, &slot->io);
-            forget_block(s, slot);
+            forget_keep(slot);
         }
         slot->state = TILE_FREE;
         slot->keep = NULL;
