@@ -7,6 +7,8 @@
  *        layers before those of the head. They are spread evenly over the list rather than taken from its front: else the
  *        disk would idle through the first layers and be the limit in the others. When the room changes, tiles only come
  *        or only go. Which experts stay is residency.c's.
+ *        The tiles' memory is taken at once and made present in the background, with that of ring and slots: first used
+ *        inside a read, it would have to be cleared there while the disk waits.
  * INVARIANTS
  *   1. What stays fits in the room, and of one kind less than a tile's room is left over.   (stay_test: room_is_used)
  *   2. What a plan measures is what a full store holds.                                     (stay_test: plan_is_kept)
