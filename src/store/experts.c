@@ -286,10 +286,10 @@ enum ns_code ns_store_expert_acquire(struct ns_store *store, struct ns_expert_id
     struct ns_expert_slot *slot = find_slot(x, id);
     if (!slot)
         return ns_error_wrap(err, ns_error_set(err, NS_BUDGET, "all %" PRIu32 " expert slots are in use", x->n_slots),
-                             "layer %" PRIu32 ": expert %" PRIu32, id.layer, id.expert);
+                             "expert %" PRIu32, id.expert);
     enum ns_code rc = finish_slot(store, slot, err);
     if (rc != NS_OK)
-        return ns_error_wrap(err, rc, "layer %" PRIu32 ": expert %" PRIu32, id.layer, id.expert);
+        return ns_error_wrap(err, rc, "expert %" PRIu32, id.expert);
     slot->pins = 1;
     fill_view(store, slot->buffer, &slot->runs, id, view);
     view->slot = (uint32_t)(slot - x->slot);

@@ -119,11 +119,8 @@ void ns_store_wave_begin(struct ns_store *store, const struct ns_tile *tile, siz
 
 static enum ns_code tile_failed(const struct ns_tile *tile, enum ns_code rc, struct ns_error *err)
 {
-    if (tile->layer == UINT32_MAX)
-        return ns_error_wrap(err, rc, "head: %s rows %" PRIu32 "-%" PRIu32, tile->tensor->name, tile->first,
-                             tile->first + tile->n - 1);
-    return ns_error_wrap(err, rc, "layer %" PRIu32 ": %s rows %" PRIu32 "-%" PRIu32, tile->layer, tile->tensor->name,
-                         tile->first, tile->first + tile->n - 1);
+    return ns_error_wrap(err, rc, "%s rows %" PRIu32 "-%" PRIu32, tile->tensor->name, tile->first,
+                         tile->first + tile->n - 1);
 }
 
 /* What was not read is read by the next wave, into the same block. */

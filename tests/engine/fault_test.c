@@ -362,6 +362,9 @@ static void read_errors(void **state)
             assert_int_equal(rc, NS_IO);
             if (!strstr(text, ".safetensors"))
                 fail_msg("\"%s\" does not name the file", text);
+            const char *layer = strstr(text, "layer ");
+            if (layer && strstr(layer + 1, "layer "))
+                fail_msg("\"%s\" names the layer twice", text);
             assert_int_equal(ns_seq_positions(seq), 0);
             n_failed++;
         }

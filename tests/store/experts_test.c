@@ -276,7 +276,7 @@ static void every_read_may_fail(void **state)
             failures++;
             assert_int_equal(rc, NS_IO);
             assert_non_null(strstr(err.message, ".safetensors, offset "));
-            assert_true(strstr(err.context, "layer ") && strstr(err.context, "expert "));
+            assert_non_null(strstr(err.context, "expert "));
             if (nth % 5 == 0)
                 assert_int_equal(run_wave(&f, 1, 0, false, 1, NULL), NS_OK);
         }
