@@ -9,7 +9,7 @@
 #define TILE_MIN     ((size_t)4 << 10)
 #define RING_BYTES   ((size_t)64 << 20)
 #define EXPERT_SLOTS 8
-#define N_READERS    4
+#define N_READERS    8
 #define BOUNCE_BYTES ((size_t)64 << 10)
 
 struct ns_store_options ns_store_options_filled(const struct ns_layout *layout, const struct ns_store_options *options)
