@@ -86,8 +86,6 @@ static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_e
         e->union_share = (double *)ns_budget_take(e->budget, e->plan.layers * sizeof *e->union_share, err);
         rc = e->union_share ? NS_OK : NS_BUDGET;
     }
-    for (uint32_t i = 0; rc == NS_OK && i < e->plan.layers; i++)
-        e->union_share[i] = 1;
     if (rc == NS_OK) /* while memory for the weights is made present */
         rc = ns_fingerprint(dir, e->shards, e->budget, e->fingerprint, e->tokenizer_fingerprint, err);
     if (rc == NS_OK && e->options.spill_dir && e->n_kda)

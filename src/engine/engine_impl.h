@@ -27,7 +27,8 @@ struct ns_engine {
     struct ns_seq *first_seq;
     struct ns_spill *spill; /* NULL: states stay in memory */
     struct ns_wave *wave;   /* the one in progress, or NULL */
-    double *union_share;    /* [layers]: experts wanted in the last wave, in parts of what uniform choices would want */
+    double *union_share;    /* [layers]: experts wanted in the last wave, in parts of what uniform choices would want;
+                             * 0 before the first, which guesses nothing: its misses would be read in vain */
     size_t kda_layer_floats, key_floats; /* one layer's recurrent state; one cached position */
     uint32_t n_kda, n_mla, block;        /* block: positions of a page */
 };
