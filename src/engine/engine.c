@@ -166,6 +166,11 @@ uint32_t ns_engine_rows_max(const struct ns_engine *engine)
     return engine->plan.rows_max;
 }
 
+size_t ns_engine_rows_bytes(const struct ns_engine *engine, uint32_t n, uint32_t n_positions)
+{
+    return ns_rows_most(engine->model, &engine->kernels, n, n_positions);
+}
+
 uint32_t ns_engine_context(const struct ns_engine *engine)
 {
     return engine->plan.context;

@@ -19,7 +19,7 @@ struct ns_wave;
 struct ns_engine_options {
     unsigned n_threads;       /* 0: physical cores */
     uint32_t cpu;             /* feature bits the kernels may use */
-    uint32_t rows_max;        /* largest wave; 0: what the budget allows, at most 4096 */
+    uint32_t rows_max;        /* largest wave; 0: what half of the memory has room for, at most 4096 */
     uint32_t context;         /* longest sequence; 0: config advice or 131072, whichever is less */
     uint32_t layers;          /* diagnosis: only the first layers; 0: all */
     uint32_t block_positions; /* latent pages; 0: default */
@@ -63,12 +63,16 @@ struct ns_plan {
     size_t budget_bytes; /* the ceiling that was divided */
     size_t used_bytes;   /* taken before (config, index of tensors) */
     size_t
-        share[NS_SHARES]; /* sums to at most budget_bytes - used_bytes; states that need more take it from resident */
+        share[NS_SHARES]; /* sums to at most budget_bytes - used_bytes; of rows, states and resident each may have what
+                           * the others do not need */
     struct ns_keep keep;  /* what the resident share holds when it is full */
     size_t floor_bytes;   /* the smallest budget that works, at waves of floor_rows */
     uint32_t floor_rows;
     uint32_t rows_max, context, layers, block_positions;
-    size_t row_bytes;      /* of a row in the largest wave, rounded up */
+    uint32_t rows_most;    /* that could be asked for */
+    size_t row_bytes;      /* what one row more takes in a wave of short sequences, rounded up ... */
+    size_t wave_bytes;     /* ... and such a wave beside its rows */
+    size_t resident_most;  /* weights that can come to stay when neither rows nor states need the memory */
     size_t seq_bytes;      /* a kept sequence, without its positions */
     size_t position_bytes; /* and per position */
     size_t expert_bytes;   /* one expert */
@@ -115,6 +119,10 @@ void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, co
 /* Bytes that a kept sequence of n positions takes; what is left for such states. */
 size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions);
 size_t ns_engine_state_left(const struct ns_engine *engine);
+/* Between waves: what such states and the rows of the next wave may still take together; the most that a wave of n rows
+ * takes of it when each sees at most n_positions. */
+size_t ns_engine_room_left(const struct ns_engine *engine);
+size_t ns_engine_rows_bytes(const struct ns_engine *engine, uint32_t n, uint32_t n_positions);
 
 /* Spilled states so far: bytes read, bytes written, files now. Zero without a spill folder. A folder with less room than
  * one state needs is no error: then no state is spilled. */

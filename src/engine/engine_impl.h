@@ -33,16 +33,20 @@ struct ns_engine {
     uint32_t n_kda, n_mla, block;        /* block: positions of a page */
 };
 
-/* ---- pool.c: memory that states and kept weights share ---------------------------------------------------------------------------- */
+/* ---- pool.c: memory that rows, states and kept weights share --------------------------------------------------------------------- */
 
 /* Model and store are open. */
 NS_MUST_CHECK enum ns_code ns_pool_open(struct ns_engine *engine, struct ns_error *err);
 size_t ns_pool_left(const struct ns_engine *engine);  /* what states may still take */
 size_t ns_pool_bytes(const struct ns_engine *engine); /* what they may have in all */
-/* Before bytes are taken from the share of states: weights go as far as needed, then states go to files when that is
- * allowed. Nothing happens during a wave. Whether there is room now is found out by taking it; an error is one of files. */
+size_t ns_pool_room(const struct ns_engine *engine);  /* what states and the rows of a wave may still take together */
+/* Before bytes are taken from the share of states: the place of rows and weights go as far as needed, then states go to
+ * files when that is allowed. Nothing happens during a wave. Whether there is room now is found out by taking it; an error
+ * is one of files. */
 NS_MUST_CHECK enum ns_code ns_pool_make_room(struct ns_engine *engine, size_t bytes, struct ns_error *err);
-/* Before a wave reads: weights get what states have left. */
+/* The same for bytes of the share of rows. */
+NS_MUST_CHECK enum ns_code ns_pool_make_rows(struct ns_engine *engine, size_t bytes, struct ns_error *err);
+/* Before a wave reads, when its rows are there: weights get what they and states have left. */
 NS_MUST_CHECK enum ns_code ns_pool_settle(struct ns_engine *engine, struct ns_error *err);
 
 /* ---- seqstate.c ------------------------------------------------------------------------------------------------------------------ */
@@ -224,6 +228,8 @@ struct ns_rows {
 
 /* The arena for a pass of this shape, with the latent rows and the dead flags in front. */
 size_t ns_rows_bytes(const struct ns_pass *shape);
+/* The same for any wave of n rows that see at most n_positions. */
+size_t ns_rows_most(const struct ns_model *model, const struct ns_kernels *kernels, uint32_t n, uint32_t n_positions);
 NS_MUST_CHECK enum ns_code ns_rows_open(struct ns_engine *engine, const struct ns_pass *shape, struct ns_rows *rows,
                                         struct ns_error *err);
 void ns_rows_close(struct ns_engine *engine, struct ns_rows *rows);

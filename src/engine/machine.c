@@ -11,6 +11,16 @@ static size_t state_left(void *self)
     return ns_engine_state_left((const struct ns_engine *)self);
 }
 
+static size_t room_left(void *self)
+{
+    return ns_engine_room_left((const struct ns_engine *)self);
+}
+
+static size_t rows_bytes(void *self, uint32_t n_rows, uint32_t n_positions)
+{
+    return ns_engine_rows_bytes((const struct ns_engine *)self, n_rows, n_positions);
+}
+
 static enum ns_code seq_open(void *self, struct ns_seq **out, struct ns_error *err)
 {
     return ns_seq_open((struct ns_engine *)self, out, err);
@@ -72,6 +82,8 @@ struct ns_machine ns_machine_of_engine(struct ns_engine *engine)
                                .vocab = ns_engine_config(engine)->vocab,
                                .seq_bytes = seq_bytes,
                                .state_left = state_left,
+                               .room_left = room_left,
+                               .rows_bytes = rows_bytes,
                                .seq_open = seq_open,
                                .seq_close = seq_close,
                                .seq_positions = seq_positions,

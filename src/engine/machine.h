@@ -10,6 +10,10 @@ struct ns_machine {
     uint32_t rows_max, context, vocab;
     size_t (*seq_bytes)(void *self, uint32_t n_positions);
     size_t (*state_left)(void *self);
+    /* Memory of rows that states could have too: what is left for both, and what a wave takes of it. NULL: rows_max rows
+     * have a place of their own. */
+    size_t (*room_left)(void *self);
+    size_t (*rows_bytes)(void *self, uint32_t n_rows, uint32_t n_positions);
     enum ns_code (*seq_open)(void *self, struct ns_seq **out, struct ns_error *err);
     void (*seq_close)(void *self, struct ns_seq *seq);
     uint32_t (*seq_positions)(void *self, const struct ns_seq *seq);

@@ -2,7 +2,9 @@
  *
  * WHAT   From the shapes, the options and what the budget has left: the size of tiles and of their ring, expert slots,
  *        rows of the largest wave, room for kept sequences, and what may stay resident. The shares sum to less than the
- *        budget by construction; every large allocation is charged to its share.
+ *        budget by construction; every large allocation is charged to its share. Few tiles are in flight: more of them make
+ *        reading no faster, and every byte less is a byte for states. Experts are used several at a time when their rows are
+ *        many; who knows that they will be few (night/sizing.c) asks for fewer slots.
  * WHY    The order is that of worth (throughput notes): first rows, up to where the disk stops being the limit, then
  *        states (a gigabyte of them saves more reading than a gigabyte of anything else), then what stays resident
  *        between waves, dense tiles before experts.
@@ -22,13 +24,15 @@ enum {
     FLOOR_POSITIONS = 1024, /* of the one sequence that must fit */
     FLOOR_SLOTS = 2,
     RING_TILES = 4, /* tiles in flight at least */
+    SLOTS_MOST = 32,
     CONTEXT_DEFAULT = 131072,
-    PAGE_DEFAULT = 64
+    PAGE_DEFAULT = 32
 };
 
 static const size_t tile_most = (size_t)16 << 20, tile_least = (size_t)1 << 18, ring_most = (size_t)256 << 20;
 static const size_t large_page = (size_t)2 << 20;
 static const size_t slack_least = (size_t)2 << 20, slack_most = (size_t)256 << 20;
+static const size_t slack_row = 1536; /* tables of a wave, for each row */
 
 const char *ns_share_name(enum ns_share share)
 {
@@ -59,20 +63,7 @@ struct planner {
 /* Memory of a wave of n rows, in the worst case of everything else. */
 static size_t rows_bytes(const struct planner *p, uint32_t n)
 {
-    uint32_t context = p->plan->context;
-    struct ns_pass pass = {.model = p->shape,
-                           .kernels = p->kernels,
-                           .n_rows = n,
-                           .n_slots = ns_lineage_max_slots(n),
-                           .n_block_rows = ns_lineage_query_rows(context),
-                           .n_positions = context,
-                           .n_head_rows = n};
-    size_t most = ns_rows_bytes(&pass);
-    /* many queries of a short context may need more scratch than few of a long one */
-    pass.n_positions = (uint32_t)at_most(ns_lineage_short_context(), context);
-    pass.n_block_rows = ns_lineage_query_rows(pass.n_positions);
-    size_t other = ns_rows_bytes(&pass);
-    return most > other ? most : other;
+    return ns_rows_most(p->shape, p->kernels, n, p->plan->context);
 }
 
 static void describe(struct planner *p)
@@ -111,7 +102,7 @@ static void choose_transport(struct planner *p, size_t memory, struct ns_store_o
 {
     *s = p->options->store;
     if (!s->tile_bytes)
-        s->tile_bytes = clamp(memory / 128, tile_least, tile_most);
+        s->tile_bytes = clamp(memory / 384, tile_least, tile_most);
     if (!p->options->store.tile_bytes && s->tile_bytes > large_page) /* so that large pages hold all of it */
         s->tile_bytes -= s->tile_bytes % large_page;
     if (s->tile_bytes < p->bytes.largest_row)
@@ -119,9 +110,9 @@ static void choose_transport(struct planner *p, size_t memory, struct ns_store_o
     size_t tile = s->tile_bytes + 8192;
     if (!s->ring_bytes)
         s->ring_bytes =
-            clamp(memory / 12, RING_TILES * tile, ring_most > RING_TILES * tile ? ring_most : RING_TILES * tile);
+            clamp(memory / 64, RING_TILES * tile, ring_most > RING_TILES * tile ? ring_most : RING_TILES * tile);
     if (!s->expert_slots)
-        s->expert_slots = (uint32_t)clamp(memory / 10 / (p->need->slot_bytes + 1), FLOOR_SLOTS, 32);
+        s->expert_slots = (uint32_t)clamp(memory / 10 / (p->need->slot_bytes + 1), FLOOR_SLOTS, SLOTS_MOST);
 }
 
 static size_t fixed_bytes(const struct planner *p, const struct ns_store_options *s)
@@ -143,14 +134,20 @@ static size_t floor_of(struct planner *p)
            sequence_bytes(plan, at_most(plan->context, FLOOR_POSITIONS)) + slack_least;
 }
 
+/* With their tables, which are slack. */
+static size_t rows_cost(const struct planner *p, uint32_t n)
+{
+    return rows_bytes(p, n) + (n > p->plan->floor_rows ? (n - p->plan->floor_rows) * slack_row : 0);
+}
+
 static uint32_t rows_that_fit(const struct planner *p, uint32_t most, size_t memory)
 {
     uint32_t low = p->plan->floor_rows, high = most;
-    if (rows_bytes(p, high) <= memory)
+    if (rows_cost(p, high) <= memory)
         return high;
     while (high - low > 1) {
         uint32_t mid = low + (high - low) / 2;
-        if (rows_bytes(p, mid) <= memory)
+        if (rows_cost(p, mid) <= memory)
             low = mid;
         else
             high = mid;
@@ -168,6 +165,18 @@ static size_t resident_most(const struct planner *p)
     return all < SIZE_MAX ? (size_t)all : SIZE_MAX;
 }
 
+/* What a wave takes, as a sum and as a line for those who plan with it. */
+static void describe_rows(struct planner *p)
+{
+    struct ns_plan *plan = p->plan;
+    uint32_t few = plan->floor_rows, many = plan->rows_max;
+    uint32_t context = (uint32_t)at_most(plan->context, ns_lineage_short_context());
+    size_t low = ns_rows_most(p->shape, p->kernels, few, context);
+    plan->row_bytes =
+        many > few ? (ns_rows_most(p->shape, p->kernels, many, context) - low) / (many - few) + 1 : low / few + 1;
+    plan->wave_bytes = low > few * plan->row_bytes ? low - few * plan->row_bytes : 0;
+}
+
 static enum ns_code divide(struct planner *p, struct ns_error *err)
 {
     struct ns_plan *plan = p->plan;
@@ -180,7 +189,7 @@ static enum ns_code divide(struct planner *p, struct ns_error *err)
     share[NS_SHARE_MODEL] = fixed_bytes(p, &plan->store);
     share[NS_SHARE_TILES] = plan->store.ring_bytes;
     share[NS_SHARE_EXPERTS] = plan->store.expert_slots * p->need->slot_bytes;
-    share[NS_SHARE_SLACK] = slack_least + at_most(spare / 12, slack_most);
+    share[NS_SHARE_SLACK] = slack_least + at_most(spare / 512, slack_most);
     size_t rest = p->left;
     for (int i = 0; i < NS_SHARES; i++)
         rest -= share[i];
@@ -189,20 +198,21 @@ static enum ns_code divide(struct planner *p, struct ns_error *err)
     /* rows get half of what is not the floor's, or, when a number was asked for, what they need */
     size_t for_rows = o->rows_max ? beside : least + (beside - least) / 2;
     plan->rows_max = rows_that_fit(p, wish, for_rows);
+    plan->rows_most = rows_that_fit(p, ROWS_DEFAULT, beside);
     if (o->rows_max && plan->rows_max < o->rows_max)
         return ns_error_set(err, NS_BUDGET,
                             "waves of %" PRIu32 " rows need %zu bytes of memory, %zu are left for rows: %" PRIu32
                             " fit",
-                            o->rows_max, rows_bytes(p, o->rows_max), beside, plan->rows_max);
+                            o->rows_max, rows_cost(p, o->rows_max), beside, plan->rows_max);
+    describe_rows(p);
     share[NS_SHARE_ROWS] = rows_bytes(p, plan->rows_max);
-    plan->row_bytes = share[NS_SHARE_ROWS] / plan->rows_max + 1;
-    rest -= share[NS_SHARE_ROWS];
+    share[NS_SHARE_SLACK] += rows_cost(p, plan->rows_max) - share[NS_SHARE_ROWS];
+    rest -= rows_cost(p, plan->rows_max);
     /* states have the first claim, but take from what stays only when there are any: pool.c */
-    size_t resident = one < rest ? rest - one : 0, most = resident_most(p);
-    if (resident > most)
-        resident = most;
-    if (o->store.resident_bytes && resident > o->store.resident_bytes)
-        resident = o->store.resident_bytes;
+    plan->resident_most = resident_most(p);
+    if (o->store.resident_bytes)
+        plan->resident_most = at_most(plan->resident_most, o->store.resident_bytes);
+    size_t resident = at_most(one < rest ? rest - one : 0, plan->resident_most);
     share[NS_SHARE_RESIDENT] = plan->store.resident_bytes = resident;
     share[NS_SHARE_STATES] = rest - resident;
     if (o->state_bytes)

@@ -166,14 +166,24 @@ size_t ns_seq_bytes(const struct ns_engine *engine, uint32_t n_positions)
            pages * (ns_page_bytes(engine) + sizeof(struct ns_page) + sizeof(struct ns_page *));
 }
 
-size_t ns_engine_state_left(const struct ns_engine *engine)
+/* States count as they will at worst: those in memory may go to files, those in files have windows in a wave. */
+static size_t left_at_worst(const struct ns_engine *engine, size_t left)
 {
-    /* states count as they will at worst: those in memory may go to files, those in files have windows in a wave */
-    size_t left = ns_pool_left(engine), cost = ns_spill_cost(engine), owed = 0;
+    size_t cost = ns_spill_cost(engine), owed = 0;
     size_t state = engine->n_kda * engine->kda_layer_floats * sizeof(float);
     for (const struct ns_seq *seq = engine->first_seq; engine->spill && seq; seq = seq->next) {
         left += seq->kda ? state : 0;
         owed += seq->kda || seq->spilled ? cost : 0;
     }
     return left > owed ? left - owed : 0;
+}
+
+size_t ns_engine_state_left(const struct ns_engine *engine)
+{
+    return left_at_worst(engine, ns_pool_left(engine));
+}
+
+size_t ns_engine_room_left(const struct ns_engine *engine)
+{
+    return left_at_worst(engine, ns_pool_room(engine));
 }

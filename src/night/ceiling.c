@@ -2,8 +2,10 @@
  * says what a run does.
  *   ceiling what was asked for; else what the machine and every control group around us leave free, less what other runs
  *           on the same model promised themselves and have not taken yet, less a margin of a sixteenth
- *   slack   what the code itself, the C library, SQLite and the JSON reader take outside the shares
- *   desk    requests, results, tokenizer and the prefix tree: a sixteenth, at least 4 MiB, at most 1 GiB
+ *   slack   what the code itself, the C library, SQLite and the JSON reader take outside the shares: 8 MiB for themselves,
+ *           and a 128th for the edges of large blocks, at most 64 MiB
+ *   desk    requests, results, tokenizer and the prefix tree: a sixteenth, at least 4 MiB, at most 1 GiB; when the queue is
+ *           known, no more than it needs, but an eighth of that at least, for what may still come
  *   model   the rest: the engine divides it (engine/plan.c)
  * Two runs that start on one machine would both see the same free memory and both take it. A mark on the model's
  * config.json says who runs and how much it promised; the mark dies with its process, and aliases of the folder lead to
@@ -14,15 +16,15 @@
 
 #include <stdio.h>
 
-static const size_t slack_least = (size_t)8 << 20, slack_most = (size_t)64 << 20;
+static const size_t slack_least = (size_t)8 << 20, slack_most = (size_t)64 << 20, slack_part = 128;
 static const size_t desk_least = (size_t)4 << 20, desk_most = (size_t)1 << 30;
-static const size_t slack_part = 8, desk_part = 16;
+static const size_t desk_part = 16, desk_still = 8;
 static const uint64_t margin_least = (uint64_t)128 << 20, margin_part = 16;
 
 static size_t slack_of(size_t ceiling)
 {
-    size_t slack = ceiling / slack_part;
-    return slack < slack_least ? slack_least : slack > slack_most ? slack_most : slack;
+    size_t slack = slack_least + ceiling / slack_part;
+    return slack > slack_most ? slack_most : slack;
 }
 
 static size_t desk_of(size_t ceiling)
@@ -129,9 +131,10 @@ void ns_ceiling_plan(const struct ns_ceiling *ceiling, const struct ns_plan *pla
 {
     out->ceiling_bytes = ceiling->view.ceiling_bytes;
     out->view = ceiling->view;
-    out->slack_bytes = slack_of(out->ceiling_bytes);
-    out->desk_bytes = desk_of(out->ceiling_bytes);
-    out->floor_bytes = floor_of(plan->floor_bytes);
+    out->slack_bytes = ceiling->slack.limit_bytes;
+    out->desk_bytes = ceiling->desk.limit_bytes;
+    if (out->floor_bytes == 0) /* else it is known, of no queue in particular */
+        out->floor_bytes = floor_of(plan->floor_bytes);
     out->engine = *plan;
 }
 
@@ -148,6 +151,31 @@ void ns_ceiling_engine_options(const struct ns_night_options *options, struct ns
     };
 }
 
+static uint64_t file_bytes(const char *dir, const char *name)
+{
+    char path[4096];
+    struct ns_file *file = NULL;
+    int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+    if (n < 0 || (size_t)n >= sizeof path || ns_file_open(path, NS_FILE_READ, &file, NULL) != NS_OK)
+        return 0;
+    uint64_t bytes = ns_file_bytes(file);
+    ns_code_ignore(ns_file_close(file, NULL));
+    return bytes;
+}
+
+/* What the desk does not need for this queue goes to the model. */
+static void clear_desk(const struct ns_night_options *options, const struct ns_appetite *a, struct ns_ceiling *ceiling)
+{
+    static const double table = 4; /* of a tokenizer, for each byte of its file */
+    size_t desk = ceiling->desk.limit_bytes, least = desk / desk_still;
+    double need = a->desk_bytes + table * (double)file_bytes(options->model_dir, "tiktoken.model");
+    size_t keep = need < (double)desk ? (size_t)need : desk;
+    keep = keep < least ? least : keep;
+    keep = keep < desk_least ? desk_least : keep;
+    bool moved = ns_budget_shift(&ceiling->desk, &ceiling->model, desk > keep ? desk - keep : 0);
+    (void)moved; /* if not, it is in use */
+}
+
 enum ns_code ns_ceiling_size(const struct ns_night_options *options, struct ns_ceiling *ceiling,
                              struct ns_engine_options *out, struct ns_error *err)
 {
@@ -159,6 +187,7 @@ enum ns_code ns_ceiling_size(const struct ns_night_options *options, struct ns_c
         return NS_OK; /* who knows what will come */
     if (ns_appetite_read(options->db_path, &ceiling->desk, &appetite, NULL) != NS_OK)
         return NS_OK; /* whoever opens the queue in earnest says why */
+    clear_desk(options, &appetite, ceiling);
     enum ns_code rc = ns_plan_read(options->model_dir, out, &ceiling->model, &plan, &work, err);
     if (rc == NS_OK)
         ns_size_memory(&plan, &work, &appetite, options, out);

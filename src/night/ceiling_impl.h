@@ -20,7 +20,8 @@ NS_MUST_CHECK enum ns_code ns_ceiling_mark(const struct ns_night_options *option
                                            struct ns_error *err);
 void ns_ceiling_plan(const struct ns_ceiling *ceiling, const struct ns_plan *plan, struct ns_night_plan *out);
 void ns_ceiling_engine_options(const struct ns_night_options *options, struct ns_engine_options *out);
-/* The engine's options with the division that serves the queue best; as they are when nothing is known of it. */
+/* The engine's options with the division that serves the queue best, and a desk no larger than it needs; as they are when
+ * nothing is known of it. */
 NS_MUST_CHECK enum ns_code ns_ceiling_size(const struct ns_night_options *options, struct ns_ceiling *ceiling,
                                            struct ns_engine_options *out, struct ns_error *err);
 /* After NS_BUDGET: when the ceiling is below the floor of the whole night, says so in place of the share that failed
@@ -34,6 +35,7 @@ struct ns_appetite {
     double score_rows;                           /* positions of scoring items and echoed prompts */
     double generations, prompt_rows, new_tokens; /* sequences that generate, their prompts, tokens to come */
     uint64_t longest_new, longest_body;          /* tokens; bytes of a request */
+    double desk_bytes; /* for the requests that are worked on at once, their plans and results */
 };
 
 NS_MUST_CHECK enum ns_code ns_appetite_read(const char *db_path, struct ns_budget *budget, struct ns_appetite *out,

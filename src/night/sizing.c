@@ -1,11 +1,12 @@
 /* sizing.c - which division of memory serves the queue best.
  *
  * WHAT   The engine divides memory for any work. When the queue is known, its work is: rows of scoring and prompts, sequences
- *        that generate and for how long. For a row of wave sizes, and states for as many generations as then fit, the passes
- *        are counted and their bytes and multiply-adds forecast; the fastest division wins, if it is clearly faster than the
- *        usual one. What rows and states do not need stays resident (the engine moves that border itself).
+ *        that generate and for how long. For a row of wave sizes, and of limits for states, the passes are counted and their
+ *        bytes and multiply-adds forecast; the fastest pair wins, if it is clearly faster than the usual one. Both are
+ *        limits, not shares: rows, states and what stays change places as a night goes on (engine/pool.c).
  * WHY    A generation advances one token a pass, so with room for a quarter of the states a night takes nearly four times
- *        the passes, while large waves are worth nothing to it; scoring needs large waves and no state at all.
+ *        the passes; scoring needs large waves and no state at all. Prompts of generations need both: rows to come in, and
+ *        fewer and fewer as states fill the memory; long prompts want states limited, so that rows are left for the next.
  * LIMITS Prompts are measured by their bytes (a token has about 4), shared prefixes are not known yet. A guess can only cost
  *        time: never fewer states than half the usual ones, never fewer than two of the longest sequences take, so whatever
  *        was accepted by the usual division runs.     (sizing_test: nothing_is_refused_for_it) */
@@ -17,10 +18,14 @@
 #include <math.h>
 #include <string.h>
 
-enum { PARSED_MOST = 4096, BYTES_A_TOKEN = 4 };
+enum { PARSED_MOST = 4096, BYTES_A_TOKEN = 4, STEPS_LIFE = 256, STEPS_MOST = 1024 };
 
-static const double usual_read_rate = 1e9, usual_fma_rate = 6e10; /* when nobody measured */
-static const double clearly = 0.97;
+static const double usual_read_rate = 1e9, usual_fma_rate = 1e11; /* when nobody measured */
+static const double usual_share = 0.6,
+                    half_share_rows = 60; /* of that peak, in large waves; rows that reach half of it */
+static const double desk_alone = 8e6;     /* without a request: what the scheduler remembers, the largest plans */
+static const double clearly = 0.99, nearly = 0.998;
+static const uint32_t few_slots = 8;
 
 /* ---- what waits ------------------------------------------------------------------------------------------------------- */
 
@@ -35,9 +40,18 @@ static double input_tokens(const struct ns_input *input)
     return input->is_ids ? (double)input->n_ids : (double)(input->text.n / BYTES_A_TOKEN + 1);
 }
 
+/* Bytes on the desk: the request as text and as ids, its place in tree and plans, its tokens and the text of its result. */
+static double desk_of(const struct ns_request *r, size_t body_n, double prompt)
+{
+    static const double each = 16384, of_body = 12, token = 64, alternative = 96;
+    double told = r->max_tokens + (ns_request_wants_prompt_logprobs(r) ? prompt : 0);
+    return each + of_body * (double)body_n + told * (token + alternative * (1 + r->n_logprobs));
+}
+
 static void add_request(struct ns_appetite *a, const struct ns_request *r, size_t body_n)
 {
     double prompt = r->kind == NS_KIND_CHAT ? (double)(body_n / BYTES_A_TOKEN) : input_tokens(&r->prompt);
+    a->desk_bytes += desk_of(r, body_n, prompt);
     if (r->kind == NS_KIND_CHOICE) {
         a->score_rows += prompt;
         for (size_t i = 0; i < r->n_choices; i++)
@@ -95,6 +109,7 @@ enum ns_code ns_appetite_read(const char *db_path, struct ns_budget *budget, str
     out->generations *= scale;
     out->prompt_rows *= scale;
     out->new_tokens *= scale;
+    out->desk_bytes = desk_alone + out->desk_bytes * scale;
     return NS_OK;
 }
 
@@ -102,7 +117,7 @@ enum ns_code ns_appetite_read(const char *db_path, struct ns_budget *budget, str
 
 struct division {
     uint32_t rows;
-    size_t states, resident;
+    double states; /* most bytes of them */
 };
 
 struct sizing {
@@ -110,7 +125,8 @@ struct sizing {
     const struct ns_work *work;
     const struct ns_appetite *a;
     double read_rate, fma_rate;
-    double sequence; /* bytes of a usual one */
+    double pool;             /* bytes for rows, states and what stays */
+    double sequence, prompt; /* bytes and prompt rows of a usual one that generates */
 };
 
 static double sequence_bytes(const struct ns_plan *p, double positions)
@@ -131,46 +147,91 @@ static struct ns_keep keep_in(const struct ns_plan *p, uint64_t room)
     return k;
 }
 
-static double wave_seconds(const struct sizing *z, double rows, size_t resident)
+/* One wave while live sequences keep their states. */
+static double wave_seconds(const struct sizing *z, double rows, double live)
 {
     struct ns_plan plan = *z->plan;
     struct ns_forecast f;
     uint32_t n = rows < 1 ? 1 : (uint32_t)ceil(rows);
     struct ns_load_shape shape = {.rows = n, .head_rows = n};
-    plan.keep = keep_in(&plan, resident);
+    double taken = live * z->sequence + n * (double)plan.row_bytes + (double)plan.wave_bytes;
+    plan.keep = keep_in(&plan, taken < z->pool ? (uint64_t)(z->pool - taken) : 0);
     ns_plan_forecast(&plan, z->work, &shape, &f);
     double bytes = (double)(f.trunk_bytes + f.head_bytes + f.embed_bytes + f.expert_bytes);
-    return fmax(bytes / z->read_rate, f.multiply_adds / z->fma_rate);
+    double share = usual_share * n / (n + half_share_rows);
+    return fmax(bytes / z->read_rate, f.multiply_adds / (z->fma_rate * share));
 }
 
-/* Passes of decoding, with prompts and scoring in the places that are left; before and after them, passes full of those. */
+/* Rows of a wave beside the states of live sequences. */
+static double rows_beside(const struct sizing *z, const struct division *d, double live)
+{
+    const struct ns_plan *p = z->plan;
+    double room = z->pool - live * z->sequence - (double)p->wave_bytes;
+    return fmax(0, fmin(d->rows, room / (double)p->row_bytes));
+}
+
+/* All waves in which something is generated, one after the other: who joins finds room for state and prompt beside those
+ * that run, and leaves as many steps later as is usual; prompts and scoring ride in the rows that are left. A generation of
+ * very many tokens is walked in fewer, longer steps; a queue that takes more of them goes on as it began.
+ * Returns seconds; *other: rows that still need waves of their own. */
+static double generate(const struct sizing *z, const struct division *d, double *other)
+{
+    const struct ns_plan *p = z->plan;
+    const double row = (double)p->row_bytes, mean = fmax(1, z->a->new_tokens / z->a->generations);
+    const double pace = ceil(mean / STEPS_LIFE), most = floor(d->states / z->sequence);
+    const uint32_t life = (uint32_t)ceil(mean / pace);
+    double joined[STEPS_MOST], waiting = z->a->generations, live = 0, seconds = 0;
+    uint32_t step = 0;
+    for (; step < STEPS_MOST && waiting + live > 1e-6; step++) {
+        live -= step >= life ? joined[step - life] : 0;
+        double room = z->pool - (double)p->wave_bytes - live * (z->sequence + row), rows = d->rows - live;
+        double prompt = z->prompt / pace, k = fmin(room / (z->sequence + prompt * row), rows / prompt);
+        if (k < 1) /* a prompt in parts, its state reserved */
+            k = fmin(fmin((room - z->sequence) / (prompt * row), rows / prompt), 1);
+        k = fmin(fmin(k < 1 ? fmax(k, 0) : floor(k), fmax(most - live, 0)), waiting);
+        if (k * z->prompt < 1 && live < 1 && waiting > 1e-6)
+            return INFINITY; /* nobody ever finds room */
+        joined[step] = k;
+        waiting -= k;
+        live += k;
+        double now = live - k + k * prompt;
+        double riding = fmin(fmax(*other, 0), pace * fmax(0, rows_beside(z, d, live) - now));
+        *other -= riding;
+        seconds += pace * wave_seconds(z, now + riding / pace, live);
+    }
+    double begun = z->a->generations - waiting, part = begun - live / 2;
+    return waiting + live > 1e-6 ? seconds * z->a->generations / fmax(part, 1) : seconds;
+}
+
 static double seconds_of(const struct sizing *z, const struct division *d)
 {
     const struct ns_appetite *a = z->a;
-    double rows = d->rows, other = a->score_rows + a->prompt_rows, decoding = 0, live = 0, full, riding = 0;
-    if (a->generations > 0) {
-        live = fmax(1, fmin(fmin(a->generations, floor((double)d->states / z->sequence)), rows));
-        decoding = fmax((double)a->longest_new, ceil(a->new_tokens / live));
-        live = a->new_tokens / decoding;
-    }
-    double first = fmin(live * (a->generations > 0 ? a->prompt_rows / a->generations : 0), a->prompt_rows);
-    full = ceil(first / rows);
-    riding = fmin(fmax(other - full * rows, 0), decoding * fmax(rows - live, 0));
-    full = fmax(full, ceil((other - riding) / rows));
-    double s = decoding > 0 ? decoding * wave_seconds(z, live + riding / decoding, d->resident) : 0;
-    return s + (full > 0 ? full * wave_seconds(z, (other - riding) / full, d->resident) : 0);
+    double other = a->score_rows, s = a->generations > 0 ? generate(z, d, &other) : 0;
+    double full = ceil(fmax(other, 0) / fmax(rows_beside(z, d, 0), 1));
+    return s + (full > 0 ? full * wave_seconds(z, other / full, 0) : 0);
 }
 
-static struct division divide(const struct sizing *z, uint32_t rows)
+/* The fastest pair of limits, if it takes less than best seconds. */
+static bool search(const struct sizing *z, double least, bool fixed_rows, double *best, struct ns_engine_options *out)
 {
     const struct ns_plan *p = z->plan;
-    double pool = (double)(p->share[NS_SHARE_ROWS] + p->share[NS_SHARE_STATES] + p->share[NS_SHARE_RESIDENT]);
-    double rest = fmax(0, pool - (double)rows * (double)p->row_bytes);
-    double least = (double)p->share[NS_SHARE_STATES] / 2;
-    least = fmax(least, 2 * sequence_bytes(p, fmin((double)(z->a->longest_body + z->a->longest_new), p->context)));
-    double states = fmin(rest, fmax(least, z->a->generations * z->sequence));
-    double model = (double)(p->trunk_bytes + p->head_bytes + p->expert_total_bytes) * 1.01;
-    return (struct division){.rows = rows, .states = (size_t)states, .resident = (size_t)fmin(rest - states, model)};
+    bool found = false;
+    for (uint32_t rows = fixed_rows ? p->rows_max : p->rows_most; rows >= p->floor_rows && rows > 0;
+         rows -= rows / 8 > 0 ? rows / 8 : 1) {
+        for (double states = z->pool; states >= least; states *= 7.0 / 8) {
+            struct division d = {.rows = rows, .states = states};
+            double s = seconds_of(z, &d);
+            if (s >= *best)
+                continue;
+            *best = s * nearly;
+            found = true;
+            out->rows_max = rows;
+            out->state_bytes = states < z->pool ? (size_t)states : 0;
+        }
+        if (fixed_rows)
+            break; /* it was said how many */
+    }
+    return found;
 }
 
 void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, const struct ns_appetite *appetite,
@@ -183,20 +244,24 @@ void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, cons
                        .fma_rate = options->fma_rate > 0 ? options->fma_rate : usual_fma_rate};
     if (appetite->score_rows + appetite->new_tokens < 1 || plan->rows_max == 0)
         return;
-    double mean =
-        appetite->generations > 0 ? (appetite->prompt_rows + appetite->new_tokens) / appetite->generations : 1;
-    z.sequence = sequence_bytes(plan, mean);
-    struct division usual = divide(&z, plan->rows_max); /* states take what they need from what stays */
-    double best = clearly * seconds_of(&z, &usual);
-    for (uint32_t rows = plan->rows_max; rows >= plan->floor_rows && rows > 0; rows -= rows / 8 > 0 ? rows / 8 : 1) {
-        struct division d = divide(&z, rows);
-        double s = seconds_of(&z, &d);
-        if (s < best) {
-            best = s;
-            out->rows_max = d.rows;
-            out->state_bytes = d.states;
-        }
-        if (options->wave_rows > 0)
-            break; /* it was said how many */
+    const double usual_states = (double)plan->share[NS_SHARE_STATES] + (double)plan->share[NS_SHARE_RESIDENT];
+    z.pool = usual_states + (double)plan->share[NS_SHARE_ROWS];
+    z.sequence = sequence_bytes(plan, 1);
+    if (appetite->generations > 0) {
+        z.sequence = sequence_bytes(plan, (appetite->prompt_rows + appetite->new_tokens) / appetite->generations);
+        z.prompt = fmax(1, appetite->prompt_rows / appetite->generations);
     }
+    double longest = (double)(appetite->longest_body + appetite->longest_new);
+    double least = fmax(usual_states / 2, 2 * sequence_bytes(plan, fmin(longest, plan->context)));
+    struct division usual = {.rows = plan->rows_max, .states = z.pool};
+    double best = clearly * seconds_of(&z, &usual);
+    search(&z, least, options->wave_rows > 0, &best, out);
+    /* when not all generations find room, waves are small, and few experts in flight will do */
+    uint32_t slots = plan->store.expert_slots;
+    if (appetite->generations * z.sequence <= z.pool || slots <= few_slots)
+        return;
+    z.pool += (double)plan->share[NS_SHARE_EXPERTS] / slots * (slots - few_slots);
+    best *= clearly;
+    if (search(&z, least, options->wave_rows > 0, &best, out))
+        out->store.expert_slots = few_slots;
 }

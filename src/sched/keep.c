@@ -92,6 +92,14 @@ static size_t bytes_in_wave(const struct ns_sched *s)
     return sum;
 }
 
+/* What states may take beside the rows of the wave. */
+static size_t states_most(struct ns_sched *s)
+{
+    size_t rows = ns_ledger_rows_bytes(s, s->wave.out.rows);
+    size_t room = rows < s->room_total ? s->room_total - rows : 0;
+    return room < s->state_total ? room : s->state_total;
+}
+
 static bool drop_idle(struct ns_sched *s, bool covered)
 {
     for (size_t i = 0; i < s->n_kept; i++) {
@@ -125,7 +133,8 @@ static bool unkeep(struct ns_sched *s, bool own)
 bool ns_keep_choose(struct ns_sched *s)
 {
     keep_for_others(s);
-    while (bytes_in_wave(s) > s->state_total)
+    size_t total = states_most(s);
+    while (bytes_in_wave(s) > total)
         if (!drop_idle(s, false) && !unkeep(s, false) && !unkeep(s, true) && !drop_idle(s, true))
             return false;
     return true;

@@ -3,6 +3,8 @@
  * WHAT   A ledger. total is what the machine can hold. An item that must keep a state between waves reserves the bytes of
  *        its longest state before it begins. A kept state is covered when an item with a reservation has nothing nearer;
  *        every other kept state (a prefix that others will start from) is extra.
+ *        Where a machine's rows and states share their memory, the rows of the wave that is being planned count too, and
+ *        never fewer than one for each item that has begun: what is admitted can take its steps.
  * WHY    What has begun can always be finished: reserved + extra <= total at every plan, so no sequence waits for memory
  *        that another waiting sequence holds. Extra states only save work, so they are the first to go.
  * INVARIANTS
@@ -81,11 +83,19 @@ void ns_ledger_clear(struct ns_sched *s, uint32_t but)
     }
 }
 
-void ns_ledger_refresh(struct ns_sched *s)
+void ns_ledger_look(struct ns_sched *s)
 {
     size_t left = s->machine.state_left(s->machine.self);
     if (!ns_size_add(left, s->held, &s->state_total))
         s->state_total = SIZE_MAX;
+    s->room_total = SIZE_MAX;
+    if (s->machine.rows_bytes && !ns_size_add(s->machine.room_left(s->machine.self), s->held, &s->room_total))
+        s->room_total = SIZE_MAX;
+}
+
+void ns_ledger_refresh(struct ns_sched *s)
+{
+    ns_ledger_look(s);
     for (size_t i = 0; i < s->n_kept; i++) {
         s->kept[i].cover = s->kept[i].served = s->kept[i].starts = 0;
         s->kept[i].given = false;
@@ -110,10 +120,41 @@ void ns_ledger_less(struct ns_sched *s, size_t bytes)
     s->extra -= bytes;
 }
 
-size_t ns_ledger_free(const struct ns_sched *s)
+enum { ROWS_STEP = 8 };
+
+size_t ns_ledger_rows_bytes(struct ns_sched *s, uint32_t n)
 {
-    size_t taken = s->reserved + s->extra;
-    return taken < s->state_total ? s->state_total - taken : 0;
+    if (s->room_total == SIZE_MAX || n == 0)
+        return 0;
+    uint32_t most = s->machine.rows_max;
+    n = n < most - n % ROWS_STEP ? n + (ROWS_STEP - 1) - (n - 1) % ROWS_STEP : most; /* few different questions */
+    n = n < most ? n : most;
+    if (n != s->rows_memo.n || s->longest != s->rows_memo.longest) {
+        s->rows_memo.n = n;
+        s->rows_memo.longest = s->longest;
+        s->rows_memo.bytes = s->machine.rows_bytes(s->machine.self, n, s->longest);
+    }
+    return s->rows_memo.bytes;
+}
+
+/* What states may take beside the rows of the wave and those that are being placed. */
+static size_t total_beside(struct ns_sched *s)
+{
+    uint32_t rows = s->wave.out.rows + s->placing, steps = s->n_live + 1;
+    size_t bytes = ns_ledger_rows_bytes(s, rows > steps ? rows : steps);
+    size_t room = bytes < s->room_total ? s->room_total - bytes : 0;
+    return room < s->state_total ? room : s->state_total;
+}
+
+size_t ns_ledger_free(struct ns_sched *s)
+{
+    size_t taken = s->reserved + s->extra, total = total_beside(s);
+    return taken < total ? total - taken : 0;
+}
+
+static bool has_room(struct ns_sched *s, size_t bytes)
+{
+    return s->reserved + s->extra <= total_beside(s) && ns_ledger_free(s) >= bytes;
 }
 
 /* Rows that would be computed again without it. */
@@ -130,13 +171,13 @@ static bool may_go(const struct ns_sched *s, const struct ns_kept *kept, double 
 
 bool ns_ledger_room(struct ns_sched *s, size_t bytes, double worth)
 {
-    if (ns_ledger_free(s) >= bytes)
+    if (has_room(s, bytes))
         return true;
-    size_t could = ns_ledger_free(s);
+    size_t could = total_beside(s);
     for (size_t i = 0; i < s->n_kept; i++)
         if (may_go(s, &s->kept[i], worth))
             could += s->kept[i].bytes;
-    while (could >= bytes && ns_ledger_free(s) < bytes) {
+    while (could >= s->reserved + s->extra + bytes && !has_room(s, bytes)) {
         struct ns_kept *least = NULL;
         for (size_t i = 0; i < s->n_kept; i++) {
             struct ns_kept *kept = &s->kept[i];
@@ -148,7 +189,24 @@ bool ns_ledger_room(struct ns_sched *s, size_t bytes, double worth)
         ns_ledger_less(s, least->bytes);
         ns_ledger_drop(s, least->node);
     }
-    return ns_ledger_free(s) >= bytes;
+    return has_room(s, bytes);
+}
+
+uint32_t ns_ledger_rows_left(struct ns_sched *s, uint32_t n, size_t bytes)
+{
+    uint32_t low = 0, high = n + 1, steps = s->n_live;
+    if (s->room_total == SIZE_MAX || (bytes == 0 && s->wave.out.rows + n <= steps))
+        return n; /* the steps of those that have begun were counted when they began */
+    while (high - low > 1) {
+        uint32_t middle = high == n + 1 ? n : low + (high - low) / 2;
+        s->placing = middle;
+        if (ns_ledger_room(s, bytes, middle))
+            low = middle;
+        else
+            high = middle;
+    }
+    s->placing = 0;
+    return low;
 }
 
 size_t ns_ledger_need(const struct ns_sched *s, const struct ns_sched_entry *it)

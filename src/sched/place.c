@@ -312,7 +312,20 @@ static bool behind_cut(const struct ns_sched *s, uint32_t ride)
     return ride != NS_NIL;
 }
 
-enum ns_place ns_place_item(struct ns_sched *s, uint32_t item, bool decode_only, struct ns_error *err)
+/* How many of n rows have room, and a state of the item's own beside them if it must leave one. */
+static uint32_t rows_left(struct ns_sched *s, const struct ns_sched_entry *it, const struct ns_need *need, uint32_t n)
+{
+    size_t state = ns_place_keeps_state(it) && it->reserve == 0 ? ns_ledger_need(s, it) : 0;
+    uint32_t start = need->state_node;
+    if (start != NS_NIL)
+        s->kept[s->node[start].state].starts++; /* not to be given up for this very item */
+    n = ns_ledger_rows_left(s, n, state);
+    if (start != NS_NIL)
+        s->kept[s->node[start].state].starts--; /* giving others up moves it */
+    return n;
+}
+
+static enum ns_place place_item(struct ns_sched *s, uint32_t item, bool decode_only, struct ns_error *err)
 {
     struct ns_sched_entry *it = &s->item[item];
     struct ns_wave_plan *wave = &s->wave;
@@ -325,14 +338,17 @@ enum ns_place ns_place_item(struct ns_sched *s, uint32_t item, bool decode_only,
         return NS_PLACE_CONFLICT;
     uint32_t left = wave->rows_most - wave->out.rows, to = need.to;
     bool keeps = ns_place_keeps_state(it), cut = to - need.from > left;
-    if (cut && (decode_only || left == 0))
+    if (decode_only && (cut || to - need.from > 1))
         return NS_PLACE_FULL;
-    if (decode_only && to - need.from > 1)
+    left = rows_left(s, it, &need, cut ? left : to - need.from);
+    cut = to - need.from > left;
+    if (cut && (decode_only || left == 0))
         return NS_PLACE_FULL;
     if (cut && !keeps && to - need.kept_at <= wave->rows_most)
         return NS_PLACE_FULL; /* an empty wave takes it whole, without a state */
     if (cut)
         to = cut_at(need.from, left);
+    s->placing = to - need.from;
     uint32_t state_node = need.ride != NS_NIL ? wave->ride[need.ride].state_node : need.state_node;
     bool leaves = keeps || cut;
     if (leaves && behind_cut(s, need.ride))
@@ -380,4 +396,11 @@ enum ns_place ns_place_item(struct ns_sched *s, uint32_t item, bool decode_only,
     count(s, it, need.from, to, need.kept_at);
     it->stamp = wave->stamp;
     return NS_PLACED;
+}
+
+enum ns_place ns_place_item(struct ns_sched *s, uint32_t item, bool decode_only, struct ns_error *err)
+{
+    enum ns_place place = place_item(s, item, decode_only, err);
+    s->placing = 0; /* now they are rows of the wave, or not */
+    return place;
 }

@@ -18,6 +18,8 @@
 
 enum { ROWS_LEAST = 1024, ROWS_MOST = 4096, LOOK_AHEAD = 64, OVERTAKE = 64, RESERVED_IN = 8, QUANTUM = 4096 };
 
+enum { ROWS_ALONE = 64 }; /* of an item that has the machine to itself */
+
 static uint32_t or_default(uint32_t value, uint32_t fallback)
 {
     return value > 0 ? value : fallback;
@@ -101,9 +103,10 @@ static enum ns_code item_fits(struct ns_sched *s, const struct ns_sched_entry *i
     uint32_t rows = s->options.rows > 0 ? s->options.rows : s->machine.rows_max;
     if (!ns_place_keeps_state(it) && it->n <= rows)
         return NS_OK;
-    size_t need = ns_ledger_need(s, it), left = s->machine.state_left(s->machine.self), total;
-    if (!ns_size_add(left, s->held, &total))
-        total = SIZE_MAX;
+    ns_ledger_look(s);
+    size_t need = ns_ledger_need(s, it), beside = ns_ledger_rows_bytes(s, it->n < ROWS_ALONE ? it->n : ROWS_ALONE);
+    size_t total = beside < s->room_total ? s->room_total - beside : 0;
+    total = total < s->state_total ? total : s->state_total;
     if (need > total)
         return ns_error_set(err, NS_BUDGET, "the state of %u positions takes %zu bytes, %zu are there for states",
                             it->n + it->left, need, total);
@@ -177,6 +180,7 @@ enum ns_code ns_sched_add(struct ns_sched *s, const struct ns_sched_item *what, 
                                 .enqueued_ms = what->enqueued_ms,
                                 .batch = what->batch,
                                 .group = what->group};
+    s->longest = s->items_used > 0 && s->longest > it.n + it.left ? s->longest : it.n + it.left;
     rc = item_fits(s, &it, err);
     uint32_t i = NS_NIL, node = NS_NIL;
     if (rc == NS_OK)

@@ -201,7 +201,16 @@ struct ns_sched {
     struct ns_kept *kept;
     size_t n_kept, kept_capacity;
     size_t state_total, reserved, extra, held; /* bytes: for states in all; by items; of shared states; really in use */
-    uint32_t n_live;                           /* items with a reservation */
+    size_t room_total; /* for states and the rows of a wave; SIZE_MAX: rows have their own place */
+    uint32_t longest;  /* positions of an item, of all since there were none */
+    uint32_t placing;  /* rows that the item which is being placed will add */
+
+    struct {
+        uint32_t n, longest;
+        size_t bytes;
+    } rows_memo; /* of the machine's last answer */
+
+    uint32_t n_live; /* items with a reservation */
     bool memory_blocked;
     bool tight;       /* states did not fit together: this wave only one item leaves one */
     uint32_t leaving; /* items of the planned wave that leave a state */
@@ -265,9 +274,14 @@ void ns_ledger_attach(struct ns_sched *s, uint32_t node, struct ns_seq *seq, uin
 void ns_ledger_drop(struct ns_sched *s, uint32_t node);                                    /* closes the state */
 struct ns_seq *ns_ledger_give(struct ns_sched *s, uint32_t node); /* takes it away without closing it */
 void ns_ledger_clear(struct ns_sched *s, uint32_t but); /* closes every state but that of one node, or NS_NIL */
+void ns_ledger_look(struct ns_sched *s);                /* between waves: what the machine can hold */
 void ns_ledger_refresh(struct ns_sched *s);             /* at the start of a plan */
 void ns_ledger_less(struct ns_sched *s, size_t bytes);  /* of extra */
-size_t ns_ledger_free(const struct ns_sched *s);
+size_t ns_ledger_free(struct ns_sched *s);
+/* What a wave of n rows takes of the memory that states could have. */
+size_t ns_ledger_rows_bytes(struct ns_sched *s, uint32_t n);
+/* How many of n more rows have room in the wave, when their item needs so many bytes for a state beside what it has. */
+uint32_t ns_ledger_rows_left(struct ns_sched *s, uint32_t n, size_t bytes);
 struct ns_kept *ns_ledger_above(const struct ns_sched *s, uint32_t node);         /* nearest at or above, or NULL */
 size_t ns_ledger_need(const struct ns_sched *s, const struct ns_sched_entry *it); /* bytes of its longest state */
 bool ns_ledger_reserve(struct ns_sched *s, uint32_t item);

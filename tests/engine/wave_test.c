@@ -33,7 +33,9 @@ static struct bench *bench_with(const char *model, struct ns_engine_options o)
 
 static struct bench *bench_open(const char *model)
 {
-    return bench_with(model, rig_options());
+    struct ns_engine_options o = rig_options();
+    o.state_bytes = (size_t)64 << 20; /* the rest of the memory is for the logits that are looked at */
+    return bench_with(model, o);
 }
 
 static void bench_close(struct bench *b)
@@ -194,10 +196,13 @@ static void budgets_tiles_and_groups(void **state)
         struct ns_engine_options o = rig_options();
         o.rows_max = 256;
         o.context = 256;
+        o.state_bytes = (size_t)4 << 20; /* the rest of the memory is for the logits that are looked at */
+        o.store.resident_bytes = (size_t)2 << 20;
         compare_options(b, models[m], &o, 24u << 20, "small budget");
-        o.store = (struct ns_store_options){.tile_bytes = 1, .expert_slots = 2};
+        o.store = (struct ns_store_options){.tile_bytes = 1, .expert_slots = 2, .resident_bytes = (size_t)8 << 20};
         compare_options(b, models[m], &o, 64u << 20, "tiles of one row");
-        o.store = (struct ns_store_options){.tile_bytes = 5000, .no_direct = true, .n_readers = 1};
+        o.store = (struct ns_store_options){
+            .tile_bytes = 5000, .no_direct = true, .n_readers = 1, .resident_bytes = (size_t)8 << 20};
         o.head_group = 1;
         o.block_positions = 3;
         compare_options(b, models[m], &o, 64u << 20, "odd tiles, single heads, small pages");

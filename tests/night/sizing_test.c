@@ -13,10 +13,12 @@ static const size_t mb = 1000000;
 static struct ns_plan usual(void)
 {
     struct ns_plan p = {.rows_max = 2560,
+                        .rows_most = 4096,
                         .floor_rows = 16,
                         .context = 131072,
                         .block_positions = 64,
-                        .row_bytes = 130000,
+                        .row_bytes = 125000,
+                        .wave_bytes = 5000000,
                         .seq_bytes = 13500000,
                         .position_bytes = 9200,
                         .expert_bytes = 1700000,
@@ -27,6 +29,8 @@ static struct ns_plan usual(void)
                         .head_bytes = 268 * mb,
                         .embed_row_bytes = 4096,
                         .expert_total_bytes = 8160 * mb};
+    p.store.expert_slots = 32;
+    p.share[NS_SHARE_EXPERTS] = 32 * p.expert_bytes;
     p.share[NS_SHARE_ROWS] = 333 * mb;
     p.share[NS_SHARE_STATES] = 180 * mb;
     p.share[NS_SHARE_RESIDENT] = p.store.resident_bytes = 160 * mb;
@@ -50,14 +54,31 @@ static void generations_get_their_states(void **state)
     struct ns_appetite a = {
         .generations = 64, .prompt_rows = 4096, .new_tokens = 2048, .longest_new = 32, .longest_body = 500};
     struct ns_engine_options o = size(&a, 0);
-    assert_in_range(o.rows_max, 64, 1024);
-    assert_in_range(o.state_bytes, 500 * mb, 660 * mb); /* not all fit: the more the better */
-    a.generations = 8;                                  /* all fit, and the rest is better used otherwise */
+    assert_in_range(o.rows_max, 256, 1024); /* prompts and steps of others in the same waves */
+    assert_true(o.state_bytes == 0 || o.state_bytes >= 600 * mb);
+    assert_in_range(o.store.expert_slots, 1, 31); /* a few states more */
+    a.generations = 8;                            /* all fit */
     a.prompt_rows = 512;
     a.new_tokens = 256;
     o = size(&a, 0);
-    assert_in_range(o.state_bytes, 8 * 13 * mb, 180 * mb);
-    assert_in_range(o.rows_max, 256, 1024);
+    assert_true(o.state_bytes == 0 || o.state_bytes >= 8 * 13 * mb);
+    assert_true(o.rows_max == 0 || o.rows_max >= 64);
+    assert_int_equal(o.store.expert_slots, 0);
+}
+
+/* Prompts of many times the tokens that follow: states leave rows for those that are to join. */
+static void long_prompts_keep_rows_beside_states(void **state)
+{
+    (void)state;
+    struct ns_appetite a = {.generations = 2000,
+                            .prompt_rows = 2000 * 2000,
+                            .new_tokens = 2000 * 32,
+                            .longest_new = 32,
+                            .longest_body = 10000};
+    struct ns_engine_options o = size(&a, 0);
+    uint32_t rows = o.rows_max > 0 ? o.rows_max : usual().rows_max;
+    assert_true(rows >= 1000);
+    assert_true(o.state_bytes == 0 || 673 * mb - o.state_bytes >= (size_t)250 * 125000);
 }
 
 static void scoring_keeps_its_rows(void **state)
@@ -66,6 +87,7 @@ static void scoring_keeps_its_rows(void **state)
     struct ns_appetite a = {.score_rows = 16384, .longest_body = 500};
     struct ns_engine_options o = size(&a, 0);
     assert_true(o.rows_max == 0 || o.rows_max > 1500);
+    assert_int_equal(o.store.expert_slots, 0); /* large waves use many experts at a time */
 }
 
 /* Half the usual states, and twice the longest sequence, however small the rest would be. */
@@ -94,9 +116,8 @@ static void an_empty_queue_changes_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(generations_get_their_states),
-        cmocka_unit_test(scoring_keeps_its_rows),
-        cmocka_unit_test(nothing_is_refused_for_it),
+        cmocka_unit_test(generations_get_their_states),   cmocka_unit_test(long_prompts_keep_rows_beside_states),
+        cmocka_unit_test(scoring_keeps_its_rows),         cmocka_unit_test(nothing_is_refused_for_it),
         cmocka_unit_test(an_empty_queue_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

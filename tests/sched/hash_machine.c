@@ -73,6 +73,13 @@ static size_t state_left(void *self)
     return m->state_bytes - m->held;
 }
 
+static size_t rows_bytes(void *self, uint32_t n_rows, uint32_t n_positions)
+{
+    const struct hash_machine *m = self;
+    (void)n_positions;
+    return m->wave_row * n_rows;
+}
+
 static enum ns_code seq_open(void *self, struct ns_seq **out, struct ns_error *err)
 {
     (void)err;
@@ -226,8 +233,9 @@ static void store_states(struct ns_wave *w)
         m->held += g->into->bytes;
         g->into->n = w->faulty[i] ? 0 : w->end[i];
     }
-    if (m->held > m->state_bytes)
-        fail_msg("states hold %zu bytes of %zu", m->held, m->state_bytes);
+    size_t rows = m->wave_row * m->wave_rows;
+    if (m->held + rows > m->state_bytes)
+        fail_msg("states hold %zu bytes and rows %zu of %zu", m->held, rows, m->state_bytes);
 }
 
 static enum ns_code wave_step(void *self, struct ns_wave *w, bool *done, struct ns_error *err)
@@ -298,6 +306,8 @@ struct ns_machine hash_machine_of(struct hash_machine *m)
                                .vocab = m->vocab,
                                .seq_bytes = seq_bytes,
                                .state_left = state_left,
+                               .room_left = state_left,
+                               .rows_bytes = m->wave_row > 0 ? rows_bytes : NULL,
                                .seq_open = seq_open,
                                .seq_close = seq_close,
                                .seq_positions = seq_positions,

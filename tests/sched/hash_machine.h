@@ -10,6 +10,7 @@ struct hash_machine {
     uint32_t rows_max, context, vocab;
     size_t state_bytes;        /* for all sequences */
     size_t seq_fixed, seq_row; /* bytes of one: fixed + row * positions */
+    size_t wave_row;           /* bytes of each row of a wave, taken from state_bytes while it runs; 0: none */
     uint32_t poison;           /* a segment that holds this token fails; NS_NO_TOKEN: none */
     uint64_t fail_wave;        /* the n-th wave from now fails with NS_IO; 0: none */
     /* counted */

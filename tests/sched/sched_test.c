@@ -347,6 +347,10 @@ static void night(uint64_t seed, bool sound)
     w.m.poison = rng_below(rng, 3) == 0 ? w.m.vocab - 1 : NS_NO_TOKEN;
     size_t longest = w.m.seq_fixed + w.m.seq_row * LENGTH_MAX * 2;
     w.m.state_bytes = longest * (1 + rng_below(rng, 8)) + rng_below(rng, 50);
+    if (rng_below(rng, 3) == 0) { /* rows and states in one place */
+        w.m.wave_row = 1 + rng_below(rng, 3);
+        w.m.state_bytes += w.m.wave_row * w.m.rows_max;
+    }
     struct ns_sched_options options;
     options_random(&w, &options);
     world_open(&w, &options);
@@ -461,6 +465,30 @@ static void prefix_state_is_kept_while_memory_lasts(void **state)
         assert_int_equal(w.m.waves, states == 0 ? 5 : 3);
         assert_int_equal(w.m.rows, states == 0 ? 5 * 60 + 200 : 60 + 200);
     }
+}
+
+/* Rows where no states are yet, states where no rows are needed any more. */
+static void prompts_make_way_for_states(void **state)
+{
+    (void)state;
+    struct world w;
+    case_open(&w, &(struct ns_sched_options){.rows = 1000}, 0);
+    world_close(&w);
+    free(w.job);
+    w.m.wave_row = 2; /* a state is 100: a prompt of 50 takes as much again while it comes in */
+    w.m.state_bytes = 2000;
+    world_open(&w, &(struct ns_sched_options){.rows = 1000});
+    w.n_jobs = 0;
+    w.job = calloc(64, sizeof *w.job);
+    assert_non_null(w.job);
+    for (int i = 0; i < 40; i++)
+        case_job(&w, 50, 0, 0, 30);
+    assert_true(wave_run(&w));
+    assert_in_range(ns_sched_live(w.s), 9, 10); /* half the memory is rows */
+    for (int i = 0; i < 12; i++)
+        assert_true(wave_run(&w));
+    assert_in_range(ns_sched_live(w.s), 18, 19); /* all but a row for each */
+    case_close(&w);
 }
 
 static void long_prompts_are_cut_at_64(void **state)
@@ -591,6 +619,7 @@ int main(void)
         cmocka_unit_test(tree_and_ledger_are_sound),
         cmocka_unit_test(shared_rows_are_computed_once),
         cmocka_unit_test(prefix_state_is_kept_while_memory_lasts),
+        cmocka_unit_test(prompts_make_way_for_states),
         cmocka_unit_test(long_prompts_are_cut_at_64),
         cmocka_unit_test(lost_wave_costs_only_its_rows),
         cmocka_unit_test(what_never_fits_is_refused),
