@@ -246,9 +246,33 @@ static uint32_t score_start(const struct ns_ride *ride)
     return at;
 }
 
-/* Boards a sequence that had tokens before this run, with what came back of it: the rest is computed again. The last token
- * is not counted, since nobody has computed it before. */
-static void resume_ride(struct ns_night *night, struct ns_ride *ride, uint32_t n)
+void ns_night_count_back(struct ns_night *night, struct ns_ride *ride, uint32_t restored, uint32_t recomputed)
+{
+    struct ns_run_facts *facts = &ride->rider->facts;
+    facts->restored_tokens += restored;
+    facts->recomputed_tokens += recomputed;
+    facts->replays += recomputed > 0 ? 1 : 0;
+    night->report->tokens_restored += restored;
+    night->report->tokens_recomputed += recomputed;
+    ride->rider->restored = ride->rider->restored || restored > 0;
+}
+
+/* Positions of which something is known already: all tokens but the last, or the scored part of the prompt. */
+static uint32_t seen_positions(const struct ns_ride *ride)
+{
+    uint32_t n = ride->row->prompt.n;
+    if (ride->n_out > 0)
+        return n + ride->n_out - 1;
+    if (ride->n_scored == 0)
+        return 0;
+    uint32_t at = n - 1;
+    while (ride->n_scored < ride->n_to_score && at > 0 && !ride->known[at])
+        at--;
+    return at;
+}
+
+/* Boards a sequence that was under way before this run, with what came back of it: the rest is computed again. */
+static void resume_ride(struct ns_night *night, struct ns_ride *ride, uint32_t seen)
 {
     uint32_t held = ride->state ? ns_seq_positions(ride->state) : 0, restored = 0;
     if (ride->state) {
@@ -256,17 +280,11 @@ static void resume_ride(struct ns_night *night, struct ns_ride *ride, uint32_t n
         ride->state = NULL;
         ns_sched_state(night->sched, ride->sched_item, &restored);
     }
-    restored = restored < n - 1 ? restored : n - 1;
+    restored = restored < seen ? restored : seen;
     if (restored < held)
         ns_log(NS_LOG_WARN, "request %" PRId64 ": of %" PRIu32 " saved positions %" PRIu32 " could be used",
                ride->rider->claim->request_id, held, restored);
-    struct ns_run_facts *facts = &ride->rider->facts;
-    facts->restored_tokens += restored;
-    facts->recomputed_tokens += n - 1 - restored;
-    facts->replays += restored < n - 1 ? 1 : 0;
-    night->report->tokens_restored += restored;
-    night->report->tokens_recomputed += n - 1 - restored;
-    ride->rider->restored = ride->rider->restored || restored > 0;
+    ns_night_count_back(night, ride, restored, seen - restored);
 }
 
 static enum ns_code board_ride(struct ns_night *night, struct ns_ride *ride, struct ns_error *err)
@@ -294,8 +312,8 @@ static enum ns_code board_ride(struct ns_night *night, struct ns_ride *ride, str
     };
     enum ns_code rc = ns_sched_add(night->sched, &item, &ride->sched_item, err);
     ride->in_sched = rc == NS_OK;
-    if (rc == NS_OK && !ride->boarded && ride->n_out > 0)
-        resume_ride(night, ride, (uint32_t)n);
+    if (rc == NS_OK && !ride->boarded)
+        resume_ride(night, ride, seen_positions(ride));
     ride->boarded = ride->boarded || rc == NS_OK;
     ns_budget_give(night->budget, token);
     return rc;

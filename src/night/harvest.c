@@ -169,6 +169,8 @@ enum ns_code ns_night_note(struct ns_night *night, const struct ns_sched_result 
     if (!done)
         return NS_OK;
     leave_sched(night, ride);
+    if (!ride->boarded) /* nothing but a wave that was put aside answers one that was not in any wave of this run */
+        ns_night_count_back(night, ride, ride->row->prompt.n + ride->n_out - 1, 0);
     ride->over = true;
     ride->rider->n_over++;
     return ride->rider->n_over == ride->rider->n ? ns_night_conclude(night, ride->rider, err) : NS_OK;

@@ -100,6 +100,10 @@ NS_MUST_CHECK enum ns_code ns_night_admit(struct ns_night *night, size_t *n, str
 /* Adds rides that wait for room in the scheduler. */
 NS_MUST_CHECK enum ns_code ns_night_board(struct ns_night *night, struct ns_error *err);
 
+/* Positions of a sequence that were computed in an earlier run: they came back, or are computed again. Once a sequence and
+ * run; the sums are in x_local and in the report. */
+void ns_night_count_back(struct ns_night *night, struct ns_ride *ride, uint32_t restored, uint32_t recomputed);
+
 /* night.c: what waves have in common. step: *gave_up when a signal came; the wave is as it was after its last step. */
 NS_MUST_CHECK enum ns_code ns_night_step(struct ns_night *night, struct ns_wave *wave, bool *gave_up,
                                          struct ns_error *err);

@@ -475,6 +475,66 @@ static void c62_c64_c65_restored_or_refused_and_counted(void **state)
     night_fixture_close(&f);
 }
 
+static void check_local(const struct outcomes *got, size_t i, unsigned restored, unsigned recomputed)
+{
+    char counts[64];
+    snprintf(counts, sizeof counts, "\"restored\":%u,\"recomputed\":%u", restored, recomputed);
+    if (!strstr(got->of[i].local, counts))
+        fail_msg("%s: %s expected in %s", got->of[i].name, counts, got->of[i].local);
+}
+
+/* Stopped in a wave, then its file kept or removed; both results are those of an undisturbed run. */
+static void stop_and_count(struct night_fixture *f, const char *lines, uint32_t rows, uint64_t steps, bool kept,
+                           struct outcomes *got)
+{
+    static struct outcomes want;
+    night_fixture_new_queue(f);
+    night_fixture_submit_text(f, lines);
+    assert_false(run(f, rows, 0));
+    read_outcomes(f, &want);
+    night_fixture_new_queue(f);
+    night_fixture_submit_text(f, lines);
+    assert_true(run(f, rows, steps));
+    assert_int_equal(suspended_files(f), 1);
+    if (!kept)
+        damage_side_files(f, GONE);
+    assert_false(run(f, rows, 0));
+    night_fixture_check(f);
+    read_outcomes(f, got);
+    same_outcomes(&want, got, kept ? "wave kept" : "wave lost");
+}
+
+/* What ends with the wave that was put aside is counted too: scores, a last token, an echo. A part of a long score that came
+ * back too early to be of use is counted as computed again. */
+static void scores_and_last_tokens_are_counted(void **state)
+{
+    (void)state;
+    static const char lines[] =
+        "{\"custom_id\":\"c\",\"prompt\":[1,2,3,4,5,6,7,8,9,10,11,12],\"choices\":[[5,6],[7],[8,9,10]]}\n"
+        "{\"custom_id\":\"g\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":[21,22,23,24,25],"
+        "\"max_tokens\":1}}\n"
+        "{\"custom_id\":\"e\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{\"prompt\":[31,32,33,34],"
+        "\"max_tokens\":0,\"echo\":true,\"logprobs\":0}}\n";
+    static const char long_one[] = "{\"custom_id\":\"l\",\"prompt\":[1,2,3,4],\"choices\":[[5,6,7,8,9,10,11,12,13,14,"
+                                   "15,16,17,18,19,20,21,22,23,24,25,"
+                                   "26,27,28,29,30,31,32,33,34,35,36,37,38,39,40]]}\n";
+    struct night_fixture f;
+    static struct outcomes got;
+    night_fixture_open(&f);
+    stop_and_count(&f, lines, 128, 5, true, &got);
+    check_local(&got, 0, 13 + 12 + 14, 0);
+    check_local(&got, 1, 5, 0);
+    check_local(&got, 2, 3, 0);
+    assert_int_equal(report->tokens_restored, 39 + 5 + 3);
+    assert_int_equal(report->tokens_recomputed, 0);
+    stop_and_count(&f, lines, 128, 5, false, &got);
+    for (size_t i = 0; i < got.n; i++)
+        check_local(&got, i, 0, 0); /* nothing of it was known */
+    stop_and_count(&f, long_one, 16, STEPS + 5, true, &got);
+    check_local(&got, 0, 0, 32); /* two waves of 16 positions: the first one's scores went with the run */
+    night_fixture_close(&f);
+}
+
 /* ---- deaths, full disks, second signals ---------------------------------------------------------------------------------- */
 
 /* The rest is done in one run, with the right results and nothing left behind. */
@@ -628,6 +688,7 @@ int main(void)
         cmocka_unit_test(stop_at_every_boundary),
         cmocka_unit_test(stops_change_no_result),
         cmocka_unit_test(c62_c64_c65_restored_or_refused_and_counted),
+        cmocka_unit_test(scores_and_last_tokens_are_counted),
         cmocka_unit_test(every_crash_point_of_side_files),
         cmocka_unit_test(t8_no_room_for_side_files),
         cmocka_unit_test(c68_second_signal_while_saving),
