@@ -440,11 +440,22 @@ enum ns_code ns_runner_event(struct ns_runner *runner, const char *level, const 
 
 /* ---- the model ------------------------------------------------------------------------------------------------------------------ */
 
+/* What answers depend on besides the files of the fingerprint: the numeric contract, and the ids that end a reply, some of
+ * which come from files that the fingerprint does not cover. */
+static void info_of(const struct ns_job_model *model, char out[512])
+{
+    int n = snprintf(out, 512, "{\"contract\":\"%.40s\",\"stop\":[", model->contract);
+    for (uint32_t i = 0; i < model->n_stop && n > 0 && n < 500; i++)
+        n += snprintf(out + n, 512 - (size_t)n, "%s%" PRIu32, i ? "," : "", model->stop[i]);
+    if (n > 0 && n < 510)
+        (void)snprintf(out + n, 512 - (size_t)n, "]}");
+}
+
 enum ns_code ns_runner_bind_model(struct ns_runner *runner, const char *dir, const struct ns_job_model *model,
                                   const char *tokenizer_fingerprint, struct ns_error *err)
 {
-    char info[96], real[4096];
-    snprintf(info, sizeof info, "{\"contract\":\"%.40s\"}", model->contract);
+    char info[512], real[4096];
+    info_of(model, info);
     enum ns_code rc = ns_path_real(dir, real, err);
     if (rc != NS_OK)
         return rc;

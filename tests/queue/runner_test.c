@@ -308,7 +308,7 @@ static void c55_nothing_left_to_do(void **state)
     assert_false(s.runner.present);
 }
 
-/* C56: another model, or another numeric contract, is refused while a batch is half done. */
+/* C56: another model, another numeric contract, or other ids that end a reply are refused while a batch is half done. */
 static void c56_another_model_is_refused(void **state)
 {
     struct rig *g = *state;
@@ -318,12 +318,16 @@ static void c56_another_model_is_refused(void **state)
     rig_claim(g, 1, &w);
     rig_drop(g, &w);
     rig_stop(g);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         struct ns_job_model other = g->model;
         if (i == 0)
             other.fingerprint[0] = 'f';
-        else
+        else if (i == 1)
             other.contract[0] = 'g';
+        else if (i == 2)
+            other.n_stop = 0; /* generation_config.json went away */
+        else
+            other.stop[other.n_stop++] = 9;
         struct ns_error why = {0};
         RIG_OK(try_start(g, false, err));
         assert_int_equal(ns_runner_bind_model(g->r, g->scratch.dir, &other, "tok", &why), NS_INPUT);
