@@ -9,6 +9,8 @@
 
 enum { FOLLOW_MS = 2000, RATE_WAVES = 20, RATE_LEAST = 3 };
 
+static const uint64_t disk_low = 1000000; /* below it a commit may find no room */
+
 /* How long a row took in each of the last waves. */
 struct rates {
     double ms_per_row[RATE_WAVES];
@@ -178,6 +180,7 @@ static enum ns_code say_json(struct ns_cli *cli, const struct ns_queue_status *s
     } else
         ns_json_put_null(&a.w);
     ns_answer_int(&a, "wal_bytes", s->wal_bytes);
+    ns_answer_int(&a, "disk_free_bytes", (int64_t)ns_host_free_disk(cli->db_path));
     return ns_answer_end(&a, cli, err);
 }
 
@@ -206,6 +209,12 @@ static void say_runner(struct ns_cli *cli, const struct ns_queue_status *s)
     else
         ns_say(cli, "%" PRId64 " (pid %" PRId64 " on %s) %s%s%s%s; last progress %s", r->id, r->pid, r->host, r->state,
                r->reason[0] ? ": " : "", r->reason, r->alive ? "" : ", but its process is gone", progress);
+    uint64_t free_bytes = ns_host_free_disk(cli->db_path);
+    if (r->present && r->alive && free_bytes < disk_low) { /* the run may be unable to say so itself */
+        char size[16];
+        ns_size_text(free_bytes, size);
+        ns_say(cli, "; the disk of the queue is full, %s free", size);
+    }
     if (s->paused || s->drain)
         ns_say(cli, "; %s%s%s", s->paused ? "paused" : "draining", s->control_reason[0] ? ": " : "", s->control_reason);
     ns_say(cli, "\n");

@@ -180,6 +180,12 @@ static enum ns_code admit_claims(struct ns_night *night, struct ns_rider **rider
     }
     if (rc == NS_OK)
         rc = ns_runner_admit(night->runner, admission, n, err);
+    while (rc == NS_FULL && ns_night_wait_for_room(night, "to admit requests")) {
+        ns_error_clear(err);
+        rc = ns_runner_admit(night->runner, admission, n, err);
+    }
+    if (rc == NS_OK)
+        ns_night_go_on(night);
     for (size_t i = 0; encoded && i < n; i++)
         ns_encoded_fini(&encoded[i]);
     for (size_t i = 0; rc == NS_OK && i < n; i++)
@@ -221,6 +227,10 @@ enum ns_code ns_night_admit(struct ns_night *night, size_t *n_claimed, struct ns
         size_t n = 0;
         bool alone = false;
         enum ns_code rc = ns_runner_claim(night->runner, &limits, night->budget, &claim, &n, &alone, err);
+        while (rc == NS_FULL && ns_night_wait_for_room(night, "to claim requests")) {
+            ns_error_clear(err);
+            rc = ns_runner_claim(night->runner, &limits, night->budget, &claim, &n, &alone, err);
+        }
         if (rc == NS_OK && n > 0)
             rc = take_claims(night, claim, n, err);
         ns_budget_give(night->budget, claim);

@@ -16,7 +16,43 @@
 #include <string.h>
 
 static const uint64_t sleep_ms = 500;
+static const uint64_t remind_ns = (uint64_t)10 * 60 * 1000000000;   /* between warnings of a disk that stays full */
 static const uint64_t snapshot_ns = (uint64_t)15 * 60 * 1000000000; /* between snapshots of a running night */
+
+/* ---- a full disk --------------------------------------------------------------------------------------------------- */
+
+bool ns_night_wait_for_room(struct ns_night *night, const char *what)
+{
+    uint64_t now = ns_clock_mono_ns();
+    if (ns_signal_count() > 0)
+        return false;
+    if (!night->waits || now - night->warned_ns > remind_ns) {
+        char reason[128], size[32];
+        snprintf(size, sizeof size, "%.1f MB", (double)ns_host_free_disk(night->options->db_path) / 1e6);
+        snprintf(reason, sizeof reason, "no space left %s (%s free); waiting for room", what, size);
+        ns_log(NS_LOG_WARN, "%s", reason);
+        night->warned_ns = now;
+        /* told where people look, if there is room for that */
+        struct ns_error why = {0};
+        if (!night->waits && ns_runner_set_state(night->runner, "sleeping", reason, &why) != NS_OK)
+            ns_log(NS_LOG_DEBUG, "the runner's row stays as it is: %s", why.message);
+    }
+    night->waits = true;
+    ns_sleep_ms(sleep_ms);
+    ns_runner_relieve(night->runner);
+    return true;
+}
+
+void ns_night_go_on(struct ns_night *night)
+{
+    struct ns_error why = {0};
+    if (!night->waits)
+        return;
+    night->waits = false;
+    ns_log(NS_LOG_INFO, "there is room again");
+    if (ns_runner_set_state(night->runner, "running", NULL, &why) != NS_OK) /* what comes next meets it too */
+        ns_log(NS_LOG_WARN, "%s", why.message);
+}
 
 /* ---- one wave ------------------------------------------------------------------------------------------------------ */
 
@@ -101,12 +137,12 @@ static enum ns_code commit_wave(struct ns_night *night, const struct ns_sched_pl
     ns_crash_point("wave.computed");
     enum ns_code rc = ns_night_commit(night, &record, err);
     /* no room is no reason to lose a wave: wait for it, unless somebody wants the run to end */
-    while (rc == NS_FULL && ns_signal_count() == 0) {
-        ns_log(NS_LOG_WARN, "no space left to commit a wave; waiting for room");
-        ns_sleep_ms(sleep_ms);
+    while (rc == NS_FULL && ns_night_wait_for_room(night, "to commit a wave")) {
         ns_error_clear(err);
         rc = ns_night_commit(night, &record, err);
     }
+    if (rc == NS_OK && ns_runner_has_reserve(night->runner))
+        ns_night_go_on(night);
     ns_text_fini(&detail);
     return rc;
 }
@@ -164,6 +200,17 @@ static enum ns_code look(struct ns_night *night, struct ns_error *err)
     return ns_runner_look(night->runner, &night->control, err);
 }
 
+/* After the reserve was given up no wave begins before it is there again: the next commit would have nothing. */
+static enum ns_code guard_disk(struct ns_night *night, struct ns_error *err)
+{
+    enum ns_code rc = NS_OK;
+    while (rc == NS_OK && !ns_runner_has_reserve(night->runner) && ns_night_wait_for_room(night, "for the next wave"))
+        rc = look(night, err);
+    if (rc == NS_OK && ns_signal_count() == 0)
+        ns_night_go_on(night);
+    return rc;
+}
+
 static void show_progress(struct ns_night *night, uint64_t began_ns)
 {
     night->report->wall_ns = ns_clock_mono_ns() - began_ns;
@@ -214,7 +261,9 @@ static enum ns_code loop(struct ns_night *night, struct ns_error *err)
             break;
         size_t n_claimed = 0;
         struct ns_sched_plan plan = {0};
-        rc = ns_night_obey(night, err);
+        rc = guard_disk(night, err);
+        if (rc == NS_OK)
+            rc = ns_night_obey(night, err);
         if (rc == NS_OK)
             rc = ns_night_admit(night, &n_claimed, err);
         if (rc == NS_OK)

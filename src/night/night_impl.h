@@ -93,6 +93,8 @@ struct ns_night {
     struct ns_snap *snap; /* [n_snaps] owned while a snapshot is taken */
     size_t n_snaps;
     uint64_t snapped_ns; /* when the last one was */
+    bool waits;          /* for room on the disk */
+    uint64_t warned_ns;  /* when that was said last */
 };
 
 /* admit.c: claims what fits and puts it into the scheduler. *n: how many requests were claimed. */
@@ -107,6 +109,9 @@ void ns_night_count_back(struct ns_night *night, struct ns_ride *ride, uint32_t 
 /* night.c: what waves have in common. step: *gave_up when a signal came; the wave is as it was after its last step. */
 NS_MUST_CHECK enum ns_code ns_night_step(struct ns_night *night, struct ns_wave *wave, bool *gave_up,
                                          struct ns_error *err);
+/* After NS_FULL: says so, sleeps a little, true: try again. False: somebody wants the run to end. go_on: there was room. */
+bool ns_night_wait_for_room(struct ns_night *night, const char *what);
+void ns_night_go_on(struct ns_night *night);
 /* A wave that is complete, before its answers are noted. */
 void ns_night_count(struct ns_night *night, const struct ns_wave_stats *stats);
 struct ns_wave_record ns_night_record(const struct ns_night *night, const struct ns_wave_stats *stats, const char *kind,

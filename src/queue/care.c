@@ -88,7 +88,8 @@ enum ns_code ns_queue_backup(struct ns_queue *queue, const char *path, struct ns
 /* ---- ballast ------------------------------------------------------------------------------------------------------------- */
 
 #define BALLAST_BYTES ((uint64_t)16 << 20) /* some commits' worth */
-#define PLENTY        8                    /* made only when that many times its size is free */
+#define PLENTY        8                    /* made only when that many times its size is free ... */
+#define ENOUGH        2                    /* ... and again, after it was given up, when that many times */
 
 static bool ballast_path(const struct ns_runner *r, char out[NS_PATH_SIZE])
 {
@@ -111,18 +112,32 @@ static enum ns_code write_ballast(const char *path, struct ns_budget *budget, st
     return rc == NS_OK ? closed : rc;
 }
 
-void ns_ballast_keep(const struct ns_runner *r)
+void ns_ballast_keep(struct ns_runner *r)
 {
     char path[NS_PATH_SIZE];
     struct ns_error err = {0};
-    if (r->no_ballast || !ballast_path(r, path) || ns_path_exists(path) ||
-        ns_host_free_disk(r->state_dir) < PLENTY * BALLAST_BYTES)
+    if (r->no_ballast || !ballast_path(r, path))
         return;
-    if (write_ballast(path, r->budget, &err) == NS_OK)
+    if (ns_path_exists(path)) {
+        r->had_ballast = true;
         return;
+    }
+    if (ns_host_free_disk(r->state_dir) < (r->had_ballast ? ENOUGH : PLENTY) * BALLAST_BYTES)
+        return;
+    if (write_ballast(path, r->budget, &err) == NS_OK) {
+        r->had_ballast = true;
+        return;
+    }
     ns_log(NS_LOG_WARN, "no reserve on the disk: %s", err.message);
     if (ns_file_unlink(path, NULL) != NS_OK)
         ns_log(NS_LOG_WARN, "%s could not be removed", path);
+}
+
+bool ns_runner_has_reserve(struct ns_runner *runner)
+{
+    char path[NS_PATH_SIZE];
+    ns_ballast_keep(runner);
+    return !runner->had_ballast || !ballast_path(runner, path) || ns_path_exists(path);
 }
 
 bool ns_ballast_drop(const struct ns_runner *r)

@@ -293,10 +293,12 @@ enum ns_code ns_runner_look(struct ns_runner *runner, struct ns_control *control
 
 /* ---- the write-ahead log ------------------------------------------------------------------------------------------------------------ */
 
+/* The log is moved into the database when it is large, and on a small disk while there is still room for that: a log that
+ * took the last room could never be moved. */
 static void checkpoint(struct ns_runner *r)
 {
     int64_t bytes = r->q->wal_pages * 4096;
-    if (bytes < NS_WAL_CHECKPOINT)
+    if (bytes < NS_WAL_CHECKPOINT && (uint64_t)bytes < ns_host_free_disk(r->state_dir))
         return;
     int left = 0, done = 0;
     int rc = sqlite3_wal_checkpoint_v2(r->q->db, NULL, SQLITE_CHECKPOINT_PASSIVE, &left, &done);
@@ -309,6 +311,13 @@ static void checkpoint(struct ns_runner *r)
     }
     if (bytes < NS_WAL_WARNING)
         r->wal_warned = false;
+}
+
+void ns_runner_relieve(struct ns_runner *runner)
+{
+    int rc = sqlite3_wal_checkpoint_v2(runner->q->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+    if (rc != SQLITE_OK) /* no room even for that */
+        ns_log(NS_LOG_DEBUG, "%s: checkpoint: %s", runner->q->path, sqlite3_errstr(rc));
 }
 
 static enum ns_code try_commit(struct ns_runner *runner, const struct ns_wave_commit *commit, int64_t *wave,
@@ -340,6 +349,11 @@ enum ns_code ns_runner_commit(struct ns_runner *runner, const struct ns_wave_com
     struct ns_error full = {0};
     ns_crash_point("commit.begin");
     enum ns_code rc = try_commit(runner, commit, &wave, control, &full);
+    if (rc == NS_FULL) {
+        ns_runner_relieve(runner);
+        ns_error_clear(&full);
+        rc = try_commit(runner, commit, &wave, control, &full);
+    }
     if (rc == NS_FULL && ns_ballast_drop(runner)) { /* this is what it was kept for */
         ns_log(NS_LOG_WARN, "the disk is full; the reserve was given up for this commit");
         ns_error_clear(&full);

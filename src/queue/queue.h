@@ -262,6 +262,12 @@ NS_MUST_CHECK enum ns_code ns_runner_commit(struct ns_runner *runner, const stru
 void ns_control_fini(struct ns_control *control);
 /* The same news without writing (while sleeping). */
 NS_MUST_CHECK enum ns_code ns_runner_look(struct ns_runner *runner, struct ns_control *control, struct ns_error *err);
+/* After NS_FULL: moves the write-ahead log into the database as far as that is possible, so that its room is used again.
+ * Waits for nobody. */
+void ns_runner_relieve(struct ns_runner *runner);
+/* False when the reserve of disk space was given up for a commit and there is no room yet to make it again (tried here):
+ * the next commit may fail, so no work should begin. True where the disk never had room for one. */
+bool ns_runner_has_reserve(struct ns_runner *runner);
 /* The runner row: running, draining, sleeping (with a reason that status shows). */
 NS_MUST_CHECK enum ns_code ns_runner_set_state(struct ns_runner *runner, const char *state, const char *reason,
                                                struct ns_error *err);

@@ -106,6 +106,7 @@ struct ns_runner {
     size_t n_shares, share_capacity;
     uint64_t picks;
     bool wal_warned, no_ballast;
+    bool had_ballast;    /* in this run: no wave without it */
     struct ns_text gone; /* names of side files to unlink after the commit, each terminated */
     char lane[32];
     char state_dir[NS_PATH_SIZE];
@@ -144,7 +145,7 @@ void ns_mark_end(struct ns_runner *r);
 
 /* A reserve of disk space, <db>.ballast: made when there is plenty, given up when a commit finds the disk full. keep
  * makes it if it is missing; drop says whether there was one. */
-void ns_ballast_keep(const struct ns_runner *r);
+void ns_ballast_keep(struct ns_runner *r);
 bool ns_ballast_drop(const struct ns_runner *r);
 
 /* ---- state.c ------------------------------------------------------------------------------------------------------------ */

@@ -398,7 +398,14 @@ static enum ns_code close_row(struct ns_runner *r, const char *reason, struct ns
 enum ns_code ns_runner_stop(struct ns_runner *runner, const char *reason, struct ns_error *err)
 {
     stop_heartbeat(runner);
-    enum ns_code rc = close_row(runner, reason, err);
+    struct ns_error full = {0};
+    enum ns_code rc = close_row(runner, reason, &full);
+    if (rc == NS_FULL && ns_ballast_drop(runner)) {
+        ns_error_clear(&full);
+        rc = close_row(runner, reason, &full);
+    }
+    if (rc != NS_OK)
+        ns_error_set(err, rc, "%s", full.message);
     if (rc == NS_OK) {
         int ck = sqlite3_wal_checkpoint_v2(runner->q->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
         if (ck != SQLITE_OK && ck != SQLITE_BUSY) /* a reader may keep the log; the next start tries again */
