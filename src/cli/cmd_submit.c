@@ -80,6 +80,8 @@ enum ns_code ns_cmd_submit(struct ns_cli *cli, struct ns_error *err)
         if (ns_given(cli, NS_OPT_STRICT) && report.lines > 0)
             ns_hint(cli, "Mend the lines, or submit without --strict: bad lines then fail alone.");
     }
+    if (rc == NS_STOPPED)
+        ns_note(cli, "stopped; the same command goes on where it was");
     ns_submit_report_fini(&report);
     ns_queue_close(queue);
     return rc;

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -64,6 +65,8 @@ void ns_lines_close(struct ns_line_reader *r)
 static enum ns_code fill(struct ns_line_reader *r, struct ns_error *err)
 {
     ssize_t got;
+    if (!ns_sys_wait_for(r->fd, POLLIN))
+        return ns_error_set(err, NS_STOPPED, "reading %s was stopped by a signal", r->path);
     do {
         if (ns_fault_hit(NS_FAULT_READ)) {
             errno = ns_fault_mode(NS_FAULT_READ) > 0 ? ns_fault_mode(NS_FAULT_READ) : EIO;

@@ -5,6 +5,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -74,13 +76,20 @@ enum ns_code ns_out_open(const char *path, struct ns_out_file **out, struct ns_e
     return NS_OK;
 }
 
+/* A pipe takes a few bytes at a time once it says it is ready, so that nobody who does not read can hold the program. */
 static enum ns_code flush(struct ns_out_file *f, const void *bytes, size_t n, struct ns_error *err)
 {
-    int e = ns_sys_write_all(f->fd, bytes, n, -1);
-    if (e == 0) {
-        f->offset += n;
-        return NS_OK;
+    const size_t most = f->in_place ? PIPE_BUF : SIZE_MAX;
+    int e = 0;
+    for (size_t done = 0, step; e == 0 && done < n; done += step) {
+        if (!ns_sys_wait_for(f->fd, POLLOUT))
+            return ns_error_set(err, NS_STOPPED, "writing was stopped by a signal");
+        step = n - done < most ? n - done : most;
+        e = ns_sys_write_all(f->fd, (const char *)bytes + done, step, -1);
+        f->offset += e == 0 ? step : 0;
     }
+    if (e == 0)
+        return NS_OK;
     char text[128];
     return ns_error_set(err, ns_sys_write_code(e, NS_IO), "writing %s, offset %" PRIu64 ", length %zu: %s (errno %d)",
                         f->fd == STDOUT_FILENO ? "standard output" : f->path, f->offset, n,

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -52,6 +53,15 @@ unsigned ns_signal_count(void)
 int ns_signal_last(void)
 {
     return atomic_load(&stop_last);
+}
+
+bool ns_sys_wait_for(int fd, short events)
+{
+    /* poll is not begun again after a handler; the time limit is for a signal that comes just before it */
+    for (struct pollfd p = {.fd = fd, .events = events}; ns_signal_count() == 0;)
+        if (poll(&p, 1, 200) > 0)
+            return true;
+    return false;
 }
 
 void ns_signal_reset(void)

@@ -14,6 +14,8 @@ bool ns_sys_read_text(const char *path, char *out, size_t size);
 char *ns_sys_copy_text(const char *s); /* ns_heap_free it; NULL when out of memory */
 /* write(2) until all is written; the site of NS_FAULT_WRITE. offset < 0: at the file position. Returns an errno or 0. */
 int ns_sys_write_all(int fd, const void *bytes, size_t n, int64_t offset);
+/* Waits until the descriptor is ready for events (POLLIN, POLLOUT), as files always are. False: a signal asks for the end. */
+bool ns_sys_wait_for(int fd, short events);
 int ns_sys_sync(int fd); /* fdatasync, the site of NS_FAULT_SYNC. Returns an errno or 0. */
 
 /* Calls each for every group of this process under the controller, innermost first, with its directory; v2 when
