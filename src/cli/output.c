@@ -363,7 +363,7 @@ void ns_table_init(struct ns_table *table, struct ns_cli *cli, size_t n_columns,
 
 void ns_table_cell(struct ns_table *table, const char *fmt, ...)
 {
-    char cell[512];
+    char cell[640]; /* a custom_id has up to 512 bytes */
     va_list args;
     va_start(args, fmt);
     int n = vsnprintf(cell, sizeof cell, fmt, args);
@@ -384,7 +384,18 @@ static size_t width_of(const char *s)
     return n;
 }
 
-enum { TABLE_COLUMNS = 16 };
+/* Bytes of the first so many columns. */
+static size_t bytes_of(const char *s, size_t columns)
+{
+    size_t n = 0;
+    for (; s[n]; n++)
+        if (((uint8_t)s[n] & 0xc0) != 0x80 && columns-- == 0)
+            break;
+    return n;
+}
+
+/* A cell of more columns than this widens nothing: the other rows stay readable. A terminal gets its beginning. */
+enum { TABLE_COLUMNS = 16, WIDE_CELL = 40 };
 
 enum ns_code ns_table_say(struct ns_table *table, struct ns_cli *cli, struct ns_error *err)
 {
@@ -394,14 +405,18 @@ enum ns_code ns_table_say(struct ns_table *table, struct ns_cli *cli, struct ns_
     const char *cell = table->cells.data;
     for (size_t i = 0; i < table->n_cells; i++, cell += strlen(cell) + 1) {
         size_t *w = &width[i % table->n_columns], n = width_of(cell);
+        n = n < WIDE_CELL ? n : WIDE_CELL;
         *w = *w > n ? *w : n;
     }
     cell = table->cells.data;
     for (size_t i = 0; i < table->n_cells; i++, cell += strlen(cell) + 1) {
         size_t column = i % table->n_columns;
         bool last = column + 1 == table->n_columns;
-        int pad = (int)(width[column] - width_of(cell));
-        if (table->right & 1u << column)
+        size_t n = width_of(cell);
+        int pad = n < width[column] ? (int)(width[column] - n) : 0;
+        if (n > WIDE_CELL && !last && cli->term_out)
+            ns_say(cli, "%.*s...  ", (int)bytes_of(cell, WIDE_CELL - 3), cell);
+        else if (table->right & 1u << column)
             ns_say(cli, "%*s%s%s", pad, "", cell, last ? "\n" : "  ");
         else
             ns_say(cli, "%s%*s%s", cell, last ? 0 : pad, "", last ? "\n" : "  ");

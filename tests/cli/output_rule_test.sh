@@ -86,4 +86,14 @@ kill -TERM "$child"
 end_of "$child"
 check "no carriage return" sh -c "! grep -q \$(printf '\r') bg.err"
 check "a time stamp" grep -qE '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z wave' bg.err
+# ---- one very long id does not push the other rows apart
+long=$(printf 'y%.0s' $(seq 512))
+printf '{"custom_id":"%s","prompt":"a"}\n{"custom_id":"short","prompt":"a"}\n' "$long" >long.jsonl
+exits 0 "an id of 512 bytes" submit --name long long.jsonl
+exits 0 "list -r" list -r --batch @last
+check "it is whole" out_has "$long  "
+check "the other row is as narrow as ever" [ "$(grep short out | wc -L)" -lt 150 ]
+on_terminal "'$NIGHTSHIFT' list -r --batch @last" >term.out
+check "a terminal gets its beginning" grep -q "  yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy\.\.\.  " term.out
+check "in rows of one width" [ "$(wc -L <term.out)" -lt 150 ]
 finish
