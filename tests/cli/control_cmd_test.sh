@@ -126,6 +126,41 @@ check "the run waits and ends well" [ "$rc" -eq 0 ]
 check "all done" none_left
 exits 0 "sound" doctor
 
+# ---- C49: everybody at the same instant on a new file
+rm -f "$NIGHTSHIFT_DB"*
+for i in 1 2 3; do
+    "$NIGHTSHIFT" init >init.$i 2>&1 &
+    eval "p$i=\$!"
+done
+made=0
+for i in 1 2 3; do
+    eval "wait \$p$i"
+    rc=$?
+    check "init: made by one, there already for the others" [ "$rc" -eq 0 -o "$rc" -eq 73 ]
+    [ "$rc" -ne 0 ] || made=$((made + 1))
+done
+check "made once" [ "$made" -eq 1 ]
+for i in 1 2 3; do
+    head -n $((i + 1)) "$demo/demo-generate.jsonl" >"new$i.jsonl"
+    "$NIGHTSHIFT" submit -q "new$i.jsonl" >submit.$i 2>&1 &
+    eval "p$i=\$!"
+done
+for i in 1 2 3; do
+    eval "wait \$p$i"
+    check "three submits at once" [ $? -eq 0 ]
+done
+start run --model "$demo"
+first=$child
+start run --model "$demo"
+second=$child
+end_of "$first"
+a=$rc
+end_of "$second"
+check "two runs at once: one works, the other is told to wait or finds nothing" \
+    [ "$a:$rc" = 0:75 -o "$a:$rc" = 75:0 -o "$a:$rc" = 0:0 ]
+check "all nine are done" [ "$(count done)" = 9 ]
+exits 0 "sound after all at once" doctor
+
 # ---- priority, ids, many rows
 few 3
 exits 0 "priority" priority high @last

@@ -54,6 +54,22 @@ exits 75 "no result yet" get "$batch" a
 exits 75 "too little memory" run --model "$demo" --memory 1M
 check "nothing was lost" [ "$(sql "SELECT count(*) FROM requests WHERE state='queued'")" = 1 ]
 
+# 75: somebody has the database and keeps it; a writer waits half a minute, a reader need not
+mkfifo hold
+sqlite3 "$NIGHTSHIFT_DB" <hold >held 2>&1 &
+holder=$!
+children="$children $holder"
+exec 8>hold
+printf "BEGIN EXCLUSIVE;\nSELECT 'held';\n" >&8
+check "the database is held" until_true 60 grep -q held held
+exits 0 "reading does not wait" status
+exits 75 "the database is busy for longer than one waits" cancel "$batch"
+check "it says so" err_has "locked"
+check "what to try" err_has "Try again"
+exec 8>&-
+end_of "$holder"
+check "nothing was changed" [ "$(sql "SELECT count(*) FROM requests WHERE state='queued'")" = 1 ]
+
 # 69: an instruction set that is not here
 case $(uname -m) in
 x86_64) exits 69 "--isa neon" run --model "$demo" --isa neon ;;

@@ -115,7 +115,9 @@ exits 1 "export with a failure" export "$long" -o long.out --errors long.err
 check "two results" [ "$(wc -l <long.out)" -eq 2 ]
 check "one failure" [ "$(wc -l <long.err)" -eq 1 ]
 check "its code" [ "$(field long.err '$.response.body.error.code')" = context_length_exceeded ]
-check "the limit is named" sh -c "grep -q 64 long.err"
+said=$(field long.err '$.response.body.error.message')
+check "the limit is named" sh -c "echo '$said' | grep -q 'the context of this run is 64\$'"
+check "and the number of tokens" [ "$(echo "$said" | sed 's/^prompt has \([0-9]*\) tokens.*/\1/')" -ge 500 ]
 exits 1 "--merged" export "$long" --merged -o merged.out
 check "three lines" [ "$(wc -l <merged.out)" -eq 3 ]
 

@@ -169,8 +169,12 @@ enum ns_code night_fixture_run(struct night_fixture *f, struct fake_machine *fak
         .tokenizer_fingerprint = "none",
         .numbers = f->numbers,
     };
-    struct ns_night_options options = {
-        .db_path = f->db, .model_dir = f->dir, .wave_rows = rows, .once = once, .order = f->order};
+    struct ns_night_options options = {.db_path = f->db,
+                                       .model_dir = f->dir,
+                                       .wave_rows = rows,
+                                       .once = once,
+                                       .order = f->order,
+                                       .takeover = f->takeover};
     return ns_night_run_model(&options, &model, &f->budget, report, err);
 }
 

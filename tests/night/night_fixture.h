@@ -10,6 +10,7 @@ struct night_fixture {
     char dir[64], db[96], jobs[96];
     struct ns_budget budget;
     enum ns_night_order order; /* of the runs; 0 by default */
+    bool takeover;             /* they may kill a stopped holder */
     struct ns_sched_model numbers;
 };
 

@@ -6,6 +6,7 @@
 #include <sqlite3.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct shim_file {
@@ -97,9 +98,12 @@ static void forget(const struct shim_file *f)
     }
 }
 
+static void cut_side_files(int sector);
+
 static void cut(void)
 {
     int sector = next_random() % 2 ? 512 : 4096;
+    cut_side_files(sector);
     for (struct unsynced *u = shim.writes; u; u = u->next)
         for (int at = 0; at < u->n; at += sector) {
             int n = u->n - at < sector ? u->n - at : sector;
@@ -112,6 +116,128 @@ static void cut(void)
             u->file->real->pMethods->xWrite(u->file->real, u->old + at, n, u->offset + at);
         }
     _exit(99);
+}
+
+/* ---- side files: the calls of sys/, which a test that wants them lost wraps at link time -------------------------------- */
+
+ssize_t __real_pwrite(int fd, const void *p, size_t n, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *p, size_t n, off_t at);
+int __real_fdatasync(int fd);
+int __wrap_fdatasync(int fd);
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+
+/* An unsynced write (name[0] NULL) or an unsynced rename. */
+struct unsynced_side {
+    struct unsynced_side *next;
+    int fd; /* a duplicate */
+    dev_t dev;
+    ino_t ino;
+    off_t offset, old_size;
+    size_t n;
+    char *name[2];
+};
+
+static struct unsynced_side *sides;
+
+static struct unsynced_side *add_side(void)
+{
+    struct unsynced_side *u = calloc(1, sizeof *u);
+    if (!u)
+        _exit(98);
+    u->fd = -1;
+    u->next = sides;
+    sides = u;
+    return u;
+}
+
+static void drop_side(struct unsynced_side **at)
+{
+    struct unsynced_side *u = *at;
+    *at = u->next;
+    if (u->fd >= 0)
+        close(u->fd);
+    free(u->name[0]);
+    free(u->name[1]);
+    free(u);
+}
+
+ssize_t __wrap_pwrite(int fd, const void *p, size_t n, off_t at)
+{
+    struct stat st;
+    if (shim.cut_left > 0 && fstat(fd, &st) == 0) {
+        struct unsynced_side *u = add_side();
+        u->fd = dup(fd);
+        u->dev = st.st_dev;
+        u->ino = st.st_ino;
+        u->old_size = st.st_size;
+        u->offset = at;
+        u->n = n;
+    }
+    return __real_pwrite(fd, p, n, at);
+}
+
+/* A folder that is synced keeps its names, a file its bytes. */
+static void sync_side(int fd)
+{
+    struct stat st;
+    if (shim.cut_left == 0 || fstat(fd, &st) != 0)
+        return;
+    shim.syncs++;
+    if (--shim.cut_left == 0)
+        cut();
+    for (struct unsynced_side **at = &sides; *at;)
+        if ((*at)->name[0] ? S_ISDIR(st.st_mode) : (*at)->dev == st.st_dev && (*at)->ino == st.st_ino)
+            drop_side(at);
+        else
+            at = &(*at)->next;
+}
+
+int __wrap_fdatasync(int fd)
+{
+    sync_side(fd);
+    return __real_fdatasync(fd);
+}
+
+int __wrap_fsync(int fd)
+{
+    sync_side(fd);
+    return __real_fsync(fd);
+}
+
+int __wrap_rename(const char *from, const char *to)
+{
+    if (shim.cut_left > 0 && access(to, F_OK) != 0) { /* one that replaces something stays: the old one is gone */
+        struct unsynced_side *u = add_side();
+        u->name[0] = strdup(from);
+        u->name[1] = strdup(to);
+    }
+    return __real_rename(from, to);
+}
+
+/* Bytes are kept, zeroed or garbled; a file may also have its old size again, and a name be what it was. */
+static void cut_side_files(int sector)
+{
+    for (struct unsynced_side *u = sides; u; u = u->next) {
+        if (u->name[0]) {
+            if (next_random() % 2)
+                __real_rename(u->name[1], u->name[0]);
+            continue;
+        }
+        for (size_t at = 0; at < u->n; at += (size_t)sector) {
+            unsigned char bytes[4096] = {0};
+            size_t n = u->n - at < (size_t)sector ? u->n - at : (size_t)sector;
+            uint64_t fate = next_random() % 4;
+            for (size_t i = 0; fate == 3 && i < n; i++)
+                bytes[i] = (unsigned char)next_random();
+            if (fate >= 2 && __real_pwrite(u->fd, bytes, n, u->offset + (off_t)at) != (ssize_t)n)
+                _exit(98);
+        }
+        if (next_random() % 3 == 0 && ftruncate(u->fd, u->old_size) != 0)
+            _exit(98);
+    }
 }
 
 /* ---- files ----------------------------------------------------------------------------------------------------------------- */

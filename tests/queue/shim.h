@@ -14,7 +14,8 @@ void shim_install(void);                                                        
 void shim_arm(enum shim_call call, uint64_t nth, enum shim_fault fault, bool sticky); /* nth 0: nothing fails */
 bool shim_was_hit(void);
 /* At the nth sync from now (before it takes effect) every write that was not synced is kept, dropped or garbled, sector
- * by sector, by the seed; then the process ends at once with status 99. */
+ * by sector, by the seed; then the process ends at once with status 99. Syncs and writes of sys/ count as well in a test that is
+ * linked with --wrap for pwrite, fdatasync, fsync and rename. */
 void shim_cut_power(uint64_t nth_sync, uint64_t seed);
 uint64_t shim_syncs(void); /* since install */
 
