@@ -5,8 +5,10 @@
  *        ends as failed with worker_crashed. A committed wave clears whoever was in it.
  * WHY    The process that died cannot tell. But committed tokens survive, so a deterministic culprit kills again in its
  *        first wave, and halving finds it in about log2 of the set. Power cuts blame nobody: another boot, no suspicion.
- *        A crash leaves a mark (sys), a SIGKILL does not: that may be an impatient person, so it takes ALONE_KILLED of
- *        them, but it may be the machine's last defence against a request that eats all memory, so it counts.
+ *        A crash leaves a mark (sys), a SIGKILL does not: that is nearly always an impatient person or scheduler, whose
+ *        kills say nothing of the request, so it takes ALONE_KILLED of them in a row without one committed wave. They
+ *        count at all because a death without a mark may also be the machine's defence of its memory, or a crash that
+ *        could not leave one, and a culprit must not be tried for ever.
  * INVARIANTS
  *   1. A deterministic culprit ends alone, everybody else finishes.          (poison_test: t11_culprits_are_found)
  *   2. Whoever was in a committed wave is innocent again.                    (runner_test: c44_killed_runner_is_taken_over) */
@@ -15,7 +17,7 @@
 #include <stdio.h>
 
 #define ALONE_CRASHED 2
-#define ALONE_KILLED  6
+#define ALONE_KILLED  30
 
 static bool mark_path(const struct ns_runner *r, int64_t runner_id, char out[NS_PATH_SIZE])
 {

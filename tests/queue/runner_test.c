@@ -274,6 +274,20 @@ static void another_boot_blames_nobody(void **state)
     rig_stop(g);
 }
 
+/* Nor is a kill from outside, however often somebody loses patience before a wave is done: the request still completes. */
+static void impatient_kills_condemn_nobody(void **state)
+{
+    struct rig *g = *state;
+    rig_submit(g, "in", "{\"custom_id\":\"a\",\"prompt\":[1],\"max_tokens\":6}\n");
+    for (int i = 0; i < 20; i++)
+        reap(child_runner(g, 1, 0), SIGKILL);
+    rig_start(g);
+    rig_run(g, 10);
+    rig_stop(g);
+    rig_doctor(g);
+    assert_int_equal(rig_int(g, "SELECT COUNT(*) FROM requests WHERE state = 'done' AND suspect = 0 AND alone = 0"), 1);
+}
+
 static void stopping_gives_everything_back(void **state)
 {
     struct rig *g = *state;
@@ -437,6 +451,7 @@ int main(void)
                                        T(t7_stopped_holder_is_killed_on_takeover),
                                        T(fenced_runner_writes_nothing),
                                        T(another_boot_blames_nobody),
+                                       T(impatient_kills_condemn_nobody),
                                        T(stopping_gives_everything_back),
                                        T(c55_nothing_left_to_do),
                                        T(c56_another_model_is_refused),
