@@ -330,16 +330,16 @@ static enum ns_code is_taken(const char *path, bool *taken, struct ns_error *err
     return ns_file_close(file, err);
 }
 
-enum ns_code ns_queue_create(const char *path, struct ns_error *err)
+static enum ns_code refuse_taken(const char *path, struct ns_error *err)
 {
     bool taken = true;
     enum ns_code rc = is_taken(path, &taken, err);
-    if (rc == NS_OK && taken)
-        rc = ns_error_set(err, NS_CANTCREAT, "%s exists already", path);
-    if (rc == NS_OK)
-        rc = refuse_network(path, false, err);
-    if (rc == NS_OK)
-        rc = ns_dir_make_parents(path, err);
+    return rc == NS_OK && taken ? ns_error_set(err, NS_CANTCREAT, "%s exists already", path) : rc;
+}
+
+static enum ns_code create_locked(const char *path, struct ns_error *err)
+{
+    enum ns_code rc = refuse_taken(path, err); /* once more: somebody may have had the lock before */
     if (rc != NS_OK)
         return rc;
     struct ns_budget budget;
@@ -363,4 +363,27 @@ enum ns_code ns_queue_create(const char *path, struct ns_error *err)
     if (ns_file_unlink(temp, NULL) != NS_OK)
         ns_log(NS_LOG_WARN, "%s could not be removed", temp);
     return ns_error_wrap(err, rc == NS_IO ? NS_CANTCREAT : rc, "init %s", path);
+}
+
+/* The file appears by a rename, which would replace what another process made in the meantime: so one at a time. */
+enum ns_code ns_queue_create(const char *path, struct ns_error *err)
+{
+    char lock_path[NS_PATH_SIZE];
+    struct ns_lock *lock = NULL;
+    int n = snprintf(lock_path, sizeof lock_path, "%s.lock", path);
+    if (n < 0 || (size_t)n >= sizeof lock_path)
+        return ns_error_set(err, NS_USAGE, "the path is too long");
+    enum ns_code rc = refuse_taken(path, err);
+    if (rc == NS_OK)
+        rc = refuse_network(path, false, err);
+    if (rc == NS_OK)
+        rc = ns_dir_make_parents(path, err);
+    if (rc != NS_OK)
+        return rc;
+    rc = ns_lock_take(lock_path, 0, &lock, err);
+    if (rc != NS_OK)
+        return rc == NS_BUSY ? NS_CANTCREAT : rc;
+    rc = create_locked(path, err);
+    ns_lock_give(lock);
+    return rc;
 }

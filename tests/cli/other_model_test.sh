@@ -55,14 +55,22 @@ answers "$half" >got
 check "the first ones stay" cmp -s want got
 
 # ---- another context: what was put aside is used or computed again, and the answers are those of the model
-for context in 512 128; do
+for i in 1 2 3 4; do # 203 positions each: they fit into both contexts
+    echo "{\"custom_id\":\"g$i\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{\"model\":\"m\",\"prompt\":[$i,7,9],\"max_tokens\":200,\"ignore_eos\":true}}"
+done >long.jsonl
+fresh_queue
+all=$("$NIGHTSHIFT" submit -q long.jsonl)
+exits 0 "undisturbed" run --model "$demo" --memory 400M
+answers "$all" >want
+for context in 512 204; do
     fresh_queue
-    half=$("$NIGHTSHIFT" submit -q job.jsonl)
+    half=$("$NIGHTSHIFT" submit -q long.jsonl)
     start run --model "$demo" --memory 400M --wave-rows 8 --context 256
     check "it began" until_true 60 sh -c "[ \$(sqlite3 '$NIGHTSHIFT_DB' 'SELECT count(*) FROM waves') -gt 1 ]"
     kill -TERM "$child"
     end_of "$child"
     check "stopped" [ "$rc" -eq 0 ]
+    check "work is left" [ "$(sql "SELECT count(*) FROM requests WHERE state='queued'")" -gt 0 ]
     exits 0 "context $context" run --model "$demo" --memory 400M --context "$context"
     answers "$half" >got
     check "context $context: the same results" cmp -s want got
