@@ -127,7 +127,7 @@ check "all done" none_left
 exits 0 "sound" doctor
 
 # ---- C49: everybody at the same instant on a new file
-rm -f "$NIGHTSHIFT_DB"*
+rm -rf "$NIGHTSHIFT_DB"*
 for i in 1 2 3; do
     "$NIGHTSHIFT" init >init.$i 2>&1 &
     eval "p$i=\$!"
