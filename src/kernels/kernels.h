@@ -100,7 +100,7 @@ struct ns_expert_job {
     const float *weight;
     uint8_t *finite;
     size_t n;
-    bool sound; /* written: ns_mxfp4_sound of the three, true for other types */
+    bool sound; /* written: ns_mxfp4_sound of the three; true for other types and without rows */
 };
 
 /* Bytes for up to n_jobs jobs with up to n_rows rows altogether; w gives types and shapes. 64-byte aligned. */
