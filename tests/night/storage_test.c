@@ -132,7 +132,7 @@ static void every_read_may_fail(void **state)
     for (size_t m = 0; m < NS_COUNT(modes); m++) {
         enum ns_code rc = NS_IO;
         size_t in_waves = 0;
-        for (uint64_t nth = 1; rc != NS_OK; nth += nth < 10 ? 4 : nth) {
+        for (uint64_t nth = 1; rc != NS_OK; nth += 1 + nth / 2) {
             new_queue(&r);
             ns_fault_arm_mode(NS_FAULT_READ, nth, modes[m], false);
             rc = run(&r);
