@@ -149,15 +149,7 @@ for i in 1 2 3; do
     eval "wait \$p$i"
     check "three submits at once" [ $? -eq 0 ]
 done
-start run --model "$demo"
-first=$child
-start run --model "$demo"
-second=$child
-end_of "$first"
-a=$rc
-end_of "$second"
-check "two runs at once: one works, the other is told to wait or finds nothing" \
-    [ "$a:$rc" = 0:75 -o "$a:$rc" = 75:0 -o "$a:$rc" = 0:0 ]
+two_runs "$demo"
 check "all nine are done" [ "$(count done)" = 9 ]
 exits 0 "sound after all at once" doctor
 

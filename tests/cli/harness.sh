@@ -96,6 +96,19 @@ end_of() {
     wait "$1"
     rc=$?
 }
+
+# two_runs MODEL - two runs of the queue at once: one works, the other is told to wait or finds nothing left; none is hurt
+two_runs() {
+    start run --model "$1"
+    first=$child
+    start run --model "$1"
+    second=$child
+    end_of "$first"
+    first_rc=$rc
+    end_of "$second"
+    check "of two runs at once one works, the other waits for another time or finds nothing to do" \
+        [ "$first_rc:$rc" = 0:75 -o "$first_rc:$rc" = 75:0 -o "$first_rc:$rc" = 0:0 ]
+}
 # until_true SECONDS COMMAND... - polls; fails when the time is over
 until_true() {
     tries=$(($1 * 20))
