@@ -2,7 +2,6 @@
  * leaves a row in actions, in the same transaction. */
 #include "queue/select_impl.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -77,7 +76,10 @@ static enum ns_code read_targets(struct ns_queue *q, const struct ns_selection *
                                                 : of_all,
                                   "iiitti", s->batch_id, s->first_id, s->last_id, s->state, s->custom_id, after);
     while (ns_sql_more(q, stmt, &rc, err)) {
-        assert(*n < CHUNK); /* the query's own limit */
+        if (*n == CHUNK) { /* the query's own limit */
+            ns_sql_end(stmt);
+            break;
+        }
         struct target *t = &out[(*n)++];
         *t = (struct target){.id = sqlite3_column_int64(stmt, 0),
                              .batch_id = sqlite3_column_int64(stmt, 1),

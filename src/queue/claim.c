@@ -187,8 +187,12 @@ static enum ns_code load_sequences(struct ns_queue *q, struct ns_claim *c, struc
                          " finish_reason FROM sequences WHERE request_id = ? ORDER BY choice",
                          "i", c->request_id);
     while (ns_sql_more(q, stmt, &rc, err)) {
-        assert(c->n_seqs < (size_t)count); /* counted in this transaction */
-        rc = load_sequence(q, stmt, (uint32_t)max_new, &c->seq[c->n_seqs++], err);
+        if (c->n_seqs == (size_t)count)
+            rc =
+                ns_error_set(err, NS_CORRUPT, "%s: request %" PRId64 " has more than the %" PRId64 " sequences counted",
+                             q->path, c->request_id, count);
+        else
+            rc = load_sequence(q, stmt, (uint32_t)max_new, &c->seq[c->n_seqs++], err);
     }
     for (size_t i = 0; rc == NS_OK && i < c->n_seqs; i++)
         rc = load_outputs(q, &c->seq[i], err);
