@@ -82,10 +82,6 @@ static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_e
     rc = ns_model_open(&e->config, e->shards, e->store, &mo, e->budget, &e->model, err);
     if (rc == NS_OK)
         rc = ns_pool_open(e, err);
-    if (rc == NS_OK) {
-        e->union_share = (double *)ns_budget_take(e->budget, e->plan.layers * sizeof *e->union_share, err);
-        rc = e->union_share ? NS_OK : NS_BUDGET;
-    }
     if (rc == NS_OK) /* while memory for the weights is made present */
         rc = ns_fingerprint(dir, e->shards, e->budget, e->fingerprint, e->tokenizer_fingerprint, err);
     if (rc == NS_OK && e->options.spill_dir && e->n_kda)
@@ -117,7 +113,6 @@ void ns_engine_close(struct ns_engine *e)
     if (!e)
         return;
     ns_spill_close(e);
-    ns_budget_give(e->budget, e->union_share);
     ns_model_close(e->model);
     ns_store_close(e->store);
     if (e->rows_share.parent)

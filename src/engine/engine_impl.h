@@ -25,10 +25,8 @@ struct ns_engine {
     struct ns_budget rows_share, state_share; /* limit 0 until opened */
     struct ns_pool pool;
     struct ns_seq *first_seq;
-    struct ns_spill *spill; /* NULL: states stay in memory */
-    struct ns_wave *wave;   /* the one in progress, or NULL */
-    double *union_share;    /* [layers]: experts wanted in the last wave, in parts of what uniform choices would want;
-                             * 0 before the first, which guesses nothing: its misses would be read in vain */
+    struct ns_spill *spill;              /* NULL: states stay in memory */
+    struct ns_wave *wave;                /* the one in progress, or NULL */
     size_t kda_layer_floats, key_floats; /* one layer's recurrent state; one cached position */
     uint32_t n_kda, n_mla, block;        /* block: positions of a page */
 };
@@ -233,9 +231,6 @@ size_t ns_rows_most(const struct ns_model *model, const struct ns_kernels *kerne
 NS_MUST_CHECK enum ns_code ns_rows_open(struct ns_engine *engine, const struct ns_pass *shape, struct ns_rows *rows,
                                         struct ns_error *err);
 void ns_rows_close(struct ns_engine *engine, struct ns_rows *rows);
-
-/* Experts that rows choose of n_experts when each row's top_k are independent and uniform. */
-double ns_uniform_union(double n_experts, double top_k, uint32_t rows);
 
 /* ---- plan.c ---------------------------------------------------------------------------------------------------------------------------- */
 

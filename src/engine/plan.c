@@ -278,8 +278,8 @@ static struct ns_keep keep_beside(const struct ns_plan *plan, uint64_t state_byt
     return k;
 }
 
-/* E (1 - (1 - k/E)^rows) */
-double ns_uniform_union(double n_experts, double top_k, uint32_t rows)
+/* Experts that rows choose when each row's top_k of n_experts are independent and uniform: E (1 - (1 - k/E)^rows). */
+static double uniform_union(double n_experts, double top_k, uint32_t rows)
 {
     double miss = 1, step = 1 - (n_experts > 0 ? top_k / n_experts : 0);
     for (uint32_t n = rows; n > 0; n >>= 1, step *= step)
@@ -291,7 +291,7 @@ double ns_uniform_union(double n_experts, double top_k, uint32_t rows)
 void ns_plan_forecast(const struct ns_plan *plan, const struct ns_work *work, const struct ns_load_shape *load,
                       struct ns_forecast *out)
 {
-    double distinct = load->distinct > 0 ? load->distinct : ns_uniform_union(plan->n_experts, plan->top_k, load->rows);
+    double distinct = load->distinct > 0 ? load->distinct : uniform_union(plan->n_experts, plan->top_k, load->rows);
     struct ns_keep keep = keep_beside(plan, load->state_bytes);
     uint64_t union_all = (uint64_t)(distinct * plan->n_moe_layers + 0.5);
     uint64_t all = (uint64_t)plan->n_moe_layers * plan->n_experts;

@@ -161,10 +161,15 @@ static void store_latent(void *arg)
     ns_lineage_store(&s->wave->lineage, s->mla_index, s->wave->rows.latent);
 }
 
+/* A layer, after a word to the store how many experts will be chosen: when that makes nearly all of them, reading begins
+ * while the attention is computed. */
 static enum ns_code run_layer(struct ns_wave *w, uint32_t layer, struct ns_error *err)
 {
+    const struct ns_config *c = &w->engine->config;
+    if (ns_config_is_moe(c, layer))
+        ns_store_experts_expect(w->engine->store, layer, (uint64_t)w->lineage.n_rows * c->top_k);
     uint32_t k = ns_model_kind_index(w->engine->model, layer);
-    if (w->engine->config.is_kda[layer]) {
+    if (c->is_kda[layer]) {
         struct ns_kda_work work;
         ns_lineage_kda(&w->lineage, k, &work);
         return ns_pass_layer(&w->pass, layer, &work, NULL, err);
@@ -175,22 +180,6 @@ static enum ns_code run_layer(struct ns_wave *w, uint32_t layer, struct ns_error
     work.stored = store_latent;
     work.arg = &store;
     return ns_pass_layer(&w->pass, layer, NULL, &work, err);
-}
-
-/* A layer, after a word to the store how many experts it will probably want: when that is nearly all of them, reading
- * begins while the attention is computed. */
-static enum ns_code run_expecting(struct ns_wave *w, uint32_t layer, struct ns_error *err)
-{
-    struct ns_engine *e = w->engine;
-    uint64_t before = w->pass.experts_distinct;
-    double uniform = ns_uniform_union(e->config.n_experts, e->config.top_k, (uint32_t)w->lineage.n_rows);
-    if (!ns_config_is_moe(&e->config, layer))
-        return run_layer(w, layer, err);
-    ns_store_experts_expect(e->store, layer, (size_t)(uniform * e->union_share[layer]));
-    enum ns_code rc = run_layer(w, layer, err);
-    if (rc == NS_OK)
-        e->union_share[layer] = (double)(w->pass.experts_distinct - before) / uniform;
-    return rc;
 }
 
 static enum ns_code run_head(struct ns_wave *w, struct ns_error *err)
@@ -262,7 +251,7 @@ enum ns_code ns_wave_step(struct ns_wave *w, bool *done, struct ns_error *err)
         if (w->next == 0)
             rc = ns_pass_embed(&w->pass, w->token, err);
         else if (w->next <= layers)
-            rc = run_expecting(w, w->next - 1, err);
+            rc = run_layer(w, w->next - 1, err);
         else
             rc = run_head(w, err);
     }

@@ -43,7 +43,7 @@ static bool same(struct ns_expert_id a, struct ns_expert_id b)
 enum ns_code ns_experts_init(struct ns_store *s, const struct ns_store_options *options, struct ns_error *err)
 {
     struct ns_experts *x = &s->experts;
-    x->layer = x->expected_layer = UINT32_MAX;
+    x->layer = UINT32_MAX;
     if (s->layout.expert_bytes == 0)
         return NS_OK;
     uint64_t keys = (uint64_t)s->layout.n_layers * s->layout.n_experts;
@@ -55,7 +55,9 @@ enum ns_code ns_experts_init(struct ns_store *s, const struct ns_store_options *
     x->resident = ns_budget_take(s->budget, (size_t)keys * sizeof *x->resident, err);
     x->want = ns_budget_take(s->budget, s->layout.n_experts * sizeof *x->want, err);
     x->slot = ns_budget_take(s->budget, options->expert_slots * sizeof *x->slot, err);
-    if (!x->resident || !x->want || !x->slot)
+    x->drawn = ns_budget_take(s->budget, (size_t)keys * sizeof *x->drawn, err);
+    x->n_drawn = ns_budget_take(s->budget, s->layout.n_layers * sizeof *x->n_drawn, err);
+    if (!x->resident || !x->want || !x->slot || !x->drawn || !x->n_drawn)
         return NS_BUDGET;
     x->slab = ns_bulk_take(&s->kept, options->expert_slots * s->layout.slot_bytes, err);
     if (!x->slab)
@@ -96,6 +98,8 @@ void ns_experts_fini(struct ns_store *s)
     ns_budget_give(s->budget, x->resident);
     ns_budget_give(s->budget, x->want);
     ns_budget_give(s->budget, x->slot);
+    ns_budget_give(s->budget, x->drawn);
+    ns_budget_give(s->budget, x->n_drawn);
     ns_rank_fini(&x->rank);
     *x = (struct ns_experts){0};
 }
@@ -220,7 +224,7 @@ enum ns_code ns_store_experts_want(struct ns_store *store, uint32_t layer, const
     for (size_t i = 0; i < n; i++)
         x->want[i] = expert[i];
     x->n_want = n;
-    x->n_expected = 0;
+    ns_experts_learn(store, layer, n_rows, n);
     for (uint32_t i = 0; i < x->n_slots; i++) {
         struct ns_expert_slot *slot = &x->slot[i];
         if (slot->state == SLOT_FREE || slot->pins > 0)
@@ -350,7 +354,6 @@ void ns_store_expert_release(struct ns_store *store, struct ns_expert_view *view
         offer(store, slot);
         slot->state = SLOT_FREE;
         start_wanted(store);
-        ns_experts_read_ahead(store);
     }
     *view = (struct ns_expert_view){0};
 }
@@ -370,7 +373,6 @@ void ns_experts_end(struct ns_store *s)
         x->resident[i].pins = 0;
         x->rank.held[x->rank.member[i]] = 0;
     }
-    x->n_expected = 0;
     x->layer = UINT32_MAX;
 }
 

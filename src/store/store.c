@@ -128,7 +128,7 @@ enum ns_code ns_store_measure(const struct ns_config *config, const struct ns_sh
         };
         /* tables: the experts' tensors, their ranks, slots with their requests, tiles that stay, shard files */
         out->table_bytes =
-            (size_t)(keys * (NS_EXPERT_PIECES * sizeof(void *) + 48)) + 2 * NS_BOUNCES * bounce_bytes(&l) +
+            (size_t)(keys * (NS_EXPERT_PIECES * sizeof(void *) + 56)) + 2 * NS_BOUNCES * bounce_bytes(&l) +
             (n_tiles + (size_t)o.expert_slots * NS_EXPERT_PIECES) * (sizeof(struct ns_io) + 512) +
             (size_t)((l.trunk_bytes + l.head_bytes) / o.tile_bytes + ns_shards_count(shards) / 64) * 160 +
             l.n_files * sizeof(struct ns_shard_file) + ((size_t)1 << 20);

@@ -116,8 +116,9 @@ struct ns_expert_view {
  * of those not kept starts at once, in this order. The list is copied. */
 NS_MUST_CHECK enum ns_code ns_store_experts_want(struct ns_store *store, uint32_t layer, const uint32_t *expert,
                                                  const uint32_t *n_rows, size_t n, struct ns_error *err);
-/* Before the router has spoken: nearly all experts of the layer are expected (a hint). */
-void ns_store_experts_expect(struct ns_store *store, uint32_t layer, size_t n_expected);
+/* Before the router has spoken: it will make n_draws choices (rows times choices of a row). When nearly all experts of the
+ * layer are to be expected by what was wanted before, reading begins of those that are almost surely among them. */
+void ns_store_experts_expect(struct ns_store *store, uint32_t layer, uint64_t n_draws);
 /* Pin one wanted expert; order is that of the want list. Errors: NS_IO, NS_CORRUPT, NS_BUDGET. */
 NS_MUST_CHECK enum ns_code ns_store_expert_acquire(struct ns_store *store, struct ns_expert_id id,
                                                    struct ns_expert_view *view, struct ns_error *err);

@@ -154,8 +154,9 @@ struct ns_experts {
     uint32_t layer;
     uint32_t *want; /* [n_experts], owned */
     size_t n_want, next_start, next_acquire;
-    size_t n_expected; /* prefetch.c: experts 0 .. of expected_layer that are read before the router spoke */
-    uint32_t expected_layer, next_expected;
+    /* prefetch.c: how the last choices of each layer were spread */
+    float *drawn;   /* [n_layers][n_experts], owned */
+    float *n_drawn; /* [n_layers], owned: their sum */
 };
 
 /* ---- store.c ------------------------------------------------------------------------------------------------------------- */
@@ -206,8 +207,8 @@ void ns_experts_fini(struct ns_store *store);
 void ns_experts_set_places(struct ns_store *store, uint32_t n_places);
 void ns_experts_next_wave(struct ns_store *store);
 void ns_experts_end(struct ns_store *store);
-/* prefetch.c: starts what is expected and has room. */
-void ns_experts_read_ahead(struct ns_store *store);
+/* prefetch.c: the first n of want were chosen by so many rows of the layer (NULL: by one each). */
+void ns_experts_learn(struct ns_store *store, uint32_t layer, const uint32_t *n_rows, size_t n);
 /* A free slot, or NULL. Starts the reads of one expert into it. */
 struct ns_expert_slot *ns_experts_free_slot(struct ns_store *store);
 void ns_experts_start(struct ns_store *store, struct ns_expert_slot *slot, struct ns_expert_id id);

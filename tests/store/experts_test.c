@@ -9,20 +9,23 @@ static int teardown(void **state)
     return 0;
 }
 
-/* The experts e with (e * step + wave) % of < 1, or all with of = 1. */
+enum { ALL_BUT_ONE = 0, ALL = 1, WAVES_TO_LEARN = 16 };
+
+/* The experts e with (e + wave) % of == 0; all, or all but the last. */
 static size_t choose(const struct fixture *f, uint32_t *id, uint32_t *rows, uint32_t of, uint32_t wave)
 {
     size_t n = 0;
     for (uint32_t e = 0; e < f->config.n_experts; e++)
-        if ((e + wave) % of == 0) {
+        if (of == ALL_BUT_ONE ? e + 1 < f->config.n_experts : (e + wave) % of == 0) {
             rows[n] = 1 + e % 4;
             id[n++] = e;
         }
     return n;
 }
 
-/* One wave over all layers, every byte compared; stops at the first error. held views at a time. */
-static enum ns_code run_wave(struct fixture *f, uint32_t of, uint32_t wave, bool expect, size_t held,
+/* One wave over all layers, every byte compared; stops at the first error. draws: said before (0: nothing is); held views
+ * at a time. */
+static enum ns_code run_wave(struct fixture *f, uint32_t of, uint32_t wave, uint64_t draws, size_t held,
                              struct ns_error *err)
 {
     enum ns_code rc = NS_OK;
@@ -34,8 +37,8 @@ static enum ns_code run_wave(struct fixture *f, uint32_t of, uint32_t wave, bool
         size_t n = choose(f, id, rows, of, wave);
         struct ns_expert_view view[4];
         memset(view, 0, sizeof view);
-        if (expect)
-            ns_store_experts_expect(f->store, layer, f->config.n_experts);
+        if (draws > 0)
+            ns_store_experts_expect(f->store, layer, draws);
         rc = ns_store_experts_want(f->store, layer, id, rows, n, err);
         for (size_t i = 0; i < n && rc == NS_OK; i++) {
             struct ns_expert_view *v = &view[i % held];
@@ -76,7 +79,7 @@ static void every_expert_is_read_once(void **state)
                 for (uint32_t of = 1; of <= 3; of += 2) {
                     struct ns_store_stats before, after;
                     ns_store_stats_get(f.store, &before);
-                    assert_int_equal(run_wave(&f, of, 0, false, 1, NULL), NS_OK);
+                    assert_int_equal(run_wave(&f, of, 0, 0, 1, NULL), NS_OK);
                     ns_store_stats_get(f.store, &after);
                     uint64_t n = n_moe_layers(&f) * ((f.config.n_experts + of - 1) / of);
                     uint64_t bytes = n * ns_store_expert_bytes(f.store);
@@ -110,11 +113,11 @@ static void kept_experts_are_skipped(void **state)
             fixture_keep(&f, 0);
             struct ns_store_stats s0, s1, s2;
             ns_store_stats_get(f.store, &s0);
-            assert_int_equal(run_wave(&f, 1, 0, false, 1, NULL), NS_OK);
+            assert_int_equal(run_wave(&f, ALL, 0, 0, 1, NULL), NS_OK);
             ns_store_stats_get(f.store, &s1);
             assert_int_equal(s1.experts_read - s0.experts_read, all);
             for (uint32_t wave = 1; wave < 4; wave++) {
-                assert_int_equal(run_wave(&f, 1, wave, false, 1, NULL), NS_OK);
+                assert_int_equal(run_wave(&f, ALL, wave, 0, 1, NULL), NS_OK);
                 ns_store_stats_get(f.store, &s2);
                 assert_int_equal(s2.experts_kept - s1.experts_kept, places);
                 assert_int_equal(s2.experts_read - s1.experts_read, all - places);
@@ -137,7 +140,7 @@ static void pinned_experts_survive(void **state)
     fixture_open_store(&f, &o);
     fixture_keep(&f, 0);
     for (uint32_t wave = 0; wave < 12; wave++)
-        assert_int_equal(run_wave(&f, 2 + wave % 3, wave, wave % 2 == 1, 3, NULL), NS_OK);
+        assert_int_equal(run_wave(&f, 2 + wave % 3, wave, wave % 2 * 64 * f.config.n_experts, 3, NULL), NS_OK);
     fixture_close(&f);
 }
 
@@ -156,7 +159,7 @@ static void wanted_residents_stay(void **state)
     uint64_t read = 0, kept = 0;
     for (uint32_t wave = 0; wave < 20; wave++) {
         struct ns_store_stats s;
-        assert_int_equal(run_wave(&f, 1 + wave % 2, wave, false, 1, NULL), NS_OK);
+        assert_int_equal(run_wave(&f, 1 + wave % 2, wave, 0, 1, NULL), NS_OK);
         ns_store_stats_get(f.store, &s);
         assert_int_equal(s.experts_read + s.experts_kept, s.experts_wanted);
         read = s.experts_read;
@@ -171,28 +174,70 @@ static void expected_experts_are_used(void **state)
     (void)state;
     struct fixture f;
     fixture_open_model(&f, "k3-tiny");
-    struct ns_store_options o = {.tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 6};
+    struct ns_store_options o = {
+        .tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 6, .no_direct = true}; /* bytes without edges of windows */
+    fixture_open_store(&f, &o);
+    struct ns_store_stats s, t;
+    uint64_t all = n_moe_layers(&f) * f.config.n_experts, many = 64 * f.config.n_experts;
+    /* nothing is known yet: nothing is expected */
+    assert_int_equal(run_wave(&f, ALL, 0, many, 1, NULL), NS_OK);
+    ns_store_stats_get(f.store, &s);
+    assert_int_equal(s.experts_early, 0);
+    for (uint32_t wave = 1; wave < WAVES_TO_LEARN; wave++)
+        assert_int_equal(run_wave(&f, ALL, wave, many, 1, NULL), NS_OK);
+    /* all of them, and half of the slots early: nothing is read twice */
+    ns_store_stats_get(f.store, &s);
+    assert_true(s.experts_early >= n_moe_layers(&f) * o.expert_slots / 2);
+    assert_int_equal(s.experts_read, WAVES_TO_LEARN * all);
+    assert_int_equal(s.expert_bytes, s.experts_read * ns_store_expert_bytes(f.store));
+    /* half of them against all expectation: they are right, and what was read in vain is counted */
+    assert_int_equal(run_wave(&f, 2, 0, many, 1, NULL), NS_OK);
+    ns_store_stats_get(f.store, &t);
+    uint64_t early = t.experts_early - s.experts_early, vain = n_moe_layers(&f) * o.expert_slots / 2 - early;
+    assert_int_equal(t.experts_read - s.experts_read, all / 2);
+    assert_true(vain > 0 && t.expert_bytes - s.expert_bytes >= all / 2 * ns_store_expert_bytes(f.store));
+    assert_true(t.expert_bytes - s.expert_bytes <= (all / 2 + vain) * ns_store_expert_bytes(f.store));
+    fixture_close(&f);
+}
+
+/* What large waves wanted is not expected of a small one. */
+static void few_choices_expect_nothing(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_open_model(&f, "k3-tiny");
+    struct ns_store_options o = {.tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 6, .no_direct = true};
+    fixture_open_store(&f, &o);
+    struct ns_store_stats s, t;
+    for (uint32_t wave = 0; wave < WAVES_TO_LEARN; wave++)
+        assert_int_equal(run_wave(&f, ALL, wave, 64 * f.config.n_experts, 1, NULL), NS_OK);
+    ns_store_stats_get(f.store, &s);
+    for (uint64_t draws = 1; draws <= f.config.n_experts; draws *= 2) {
+        assert_int_equal(run_wave(&f, f.config.n_experts / 2, 1, draws, 1, NULL), NS_OK);
+        ns_store_stats_get(f.store, &t);
+        assert_int_equal(t.experts_early, s.experts_early);
+        assert_int_equal(t.expert_bytes, t.experts_read * ns_store_expert_bytes(f.store));
+    }
+    fixture_close(&f);
+}
+
+/* Where all that is ever wanted is kept, nothing is read, although nearly all are expected. */
+static void what_nobody_wants_is_not_read(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_open_model(&f, "k3-tiny");
+    struct ns_store_options o = {
+        .tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 6, .no_direct = true, .resident_bytes = (size_t)64 << 20};
     fixture_open_store(&f, &o);
     struct ns_store_stats s;
-    /* all of them: nothing is read twice */
-    assert_int_equal(run_wave(&f, 1, 0, true, 1, NULL), NS_OK);
+    uint64_t wanted = n_moe_layers(&f) * (f.config.n_experts - 1);
+    assert_true((f.config.n_experts - 1) * 10 >= f.config.n_experts * 9);
+    for (uint32_t wave = 0; wave < WAVES_TO_LEARN; wave++)
+        assert_int_equal(run_wave(&f, ALL_BUT_ONE, wave, 64 * f.config.n_experts, 1, NULL), NS_OK);
     ns_store_stats_get(f.store, &s);
-    uint64_t all = n_moe_layers(&f) * f.config.n_experts;
-    assert_int_equal(s.experts_read, all);
-    assert_true(s.expert_bytes <= all * (ns_store_expert_bytes(f.store) + 8192));
-    /* half of them, all the same: right, and what was read in vain is counted */
-    uint64_t before = s.expert_bytes;
-    assert_int_equal(run_wave(&f, 2, 0, true, 1, NULL), NS_OK);
-    ns_store_stats_get(f.store, &s);
-    assert_int_equal(s.experts_read, all + all / 2);
-    assert_true(s.expert_bytes - before >= all / 2 * ns_store_expert_bytes(f.store));
-    /* a few are expected: nothing is read early */
-    struct ns_store_stats t;
-    ns_store_wave_begin(f.store, NULL, 0);
-    ns_store_experts_expect(f.store, f.config.first_dense, f.config.n_experts / 2);
-    ns_store_wave_end(f.store);
-    ns_store_stats_get(f.store, &t);
-    assert_int_equal(t.expert_bytes, s.expert_bytes);
+    assert_int_equal(s.experts_read, wanted);
+    assert_int_equal(s.expert_bytes, wanted * ns_store_expert_bytes(f.store));
     fixture_close(&f);
 }
 
@@ -205,11 +250,13 @@ static void abandoned_waves_leave_nothing(void **state)
         .tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 3, .resident_bytes = (size_t)4 << 20};
     fixture_open_store(&f, &o);
     uint32_t id[256], rows[256], layer = f.config.first_dense;
-    size_t n = choose(&f, id, rows, 1, 0);
+    size_t n = choose(&f, id, rows, ALL, 0);
+    for (uint32_t wave = 0; wave < WAVES_TO_LEARN; wave++)
+        assert_int_equal(run_wave(&f, ALL, wave, 0, 1, NULL), NS_OK);
     for (size_t taken = 0; taken < 6; taken++) {
         ns_store_wave_begin(f.store, NULL, 0);
         if (taken % 2 == 0)
-            ns_store_experts_expect(f.store, layer, n);
+            ns_store_experts_expect(f.store, layer, 64 * n);
         assert_int_equal(ns_store_experts_want(f.store, layer, id, rows, n, NULL), NS_OK);
         for (size_t i = 0; i < taken; i++) {
             struct ns_expert_view view;
@@ -220,7 +267,7 @@ static void abandoned_waves_leave_nothing(void **state)
         }
         ns_store_wave_end(f.store);
     }
-    assert_int_equal(run_wave(&f, 1, 0, false, 2, NULL), NS_OK);
+    assert_int_equal(run_wave(&f, ALL, 0, 0, 2, NULL), NS_OK);
     fixture_close(&f);
 }
 
@@ -232,7 +279,7 @@ static void too_many_in_hand_is_said(void **state)
     struct ns_store_options o = {.tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 2};
     fixture_open_store(&f, &o);
     uint32_t id[256], rows[256], layer = f.config.first_dense;
-    size_t n = choose(&f, id, rows, 1, 0);
+    size_t n = choose(&f, id, rows, ALL, 0);
     struct ns_expert_view view[3];
     memset(view, 0, sizeof view);
     struct ns_error err = {0};
@@ -268,7 +315,7 @@ static void every_read_may_fail(void **state)
         for (uint64_t nth = 1; nth <= n_moe_layers(&f) * f.config.n_experts; nth += 3) {
             struct ns_error err = {0};
             ns_fault_arm_mode(NS_FAULT_READ, nth, modes[m], false);
-            enum ns_code rc = run_wave(&f, 1, 0, nth % 2 == 0, 1, &err);
+            enum ns_code rc = run_wave(&f, ALL, 0, nth % 2 * 64 * f.config.n_experts, 1, &err);
             ns_fault_disarm();
             tries++;
             if (rc == NS_OK)
@@ -278,7 +325,7 @@ static void every_read_may_fail(void **state)
             assert_non_null(strstr(err.message, ".safetensors, offset "));
             assert_non_null(strstr(err.context, "expert "));
             if (nth % 5 == 0)
-                assert_int_equal(run_wave(&f, 1, 0, false, 1, NULL), NS_OK);
+                assert_int_equal(run_wave(&f, ALL, 0, 0, 1, NULL), NS_OK);
         }
         assert_int_equal(failures, modes[m] == NS_READ_SHORT ? 0 : tries);
         fixture_close(&f);
@@ -289,9 +336,10 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_teardown(name, teardown)
     const struct CMUnitTest tests[] = {
-        T(every_expert_is_read_once), T(kept_experts_are_skipped),  T(pinned_experts_survive),
-        T(wanted_residents_stay),     T(expected_experts_are_used), T(abandoned_waves_leave_nothing),
-        T(too_many_in_hand_is_said),  T(every_read_may_fail),
+        T(every_expert_is_read_once),     T(kept_experts_are_skipped),      T(pinned_experts_survive),
+        T(wanted_residents_stay),         T(expected_experts_are_used),     T(few_choices_expect_nothing),
+        T(what_nobody_wants_is_not_read), T(abandoned_waves_leave_nothing), T(too_many_in_hand_is_said),
+        T(every_read_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
