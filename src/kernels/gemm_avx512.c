@@ -36,7 +36,9 @@ static struct plan plan_of(bool mx, size_t n_rows)
         return (struct plan){4, 6, n_rows <= 32 ? 64 : 128, WHOLE, WHOLE, n_rows <= 32 ? AHEAD_ROWS : AHEAD_STREAM};
     if (n_rows <= 8)
         return (struct plan){4, 4, 96, WHOLE, 1024, AHEAD_STREAM};
-    return (struct plan){4, 6, 96, 36, 1024, AHEAD_STREAM};
+    if (n_rows <= 96)
+        return (struct plan){4, 6, 96, 36, 1024, AHEAD_STREAM};
+    return (struct plan){4, 6, 160, 18, 1024, AHEAD_STREAM}; /* packed rows pass less often */
 }
 
 /* ---- packed rows ---------------------------------------------------------------------------------------------------------- */
