@@ -49,8 +49,10 @@ static bool say_rate(void *arg, const struct ns_rate *r)
 enum ns_code ns_bench_kernels(struct ns_cli *cli, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
-    struct ns_measure what = {
-        .cpu = ns_cpu_bits(), .isa = args->text[NS_OPT_ISA], .n_threads = (unsigned)args->number[NS_OPT_THREADS]};
+    struct ns_measure what = {.cpu = ns_cpu_bits(),
+                              .isa = args->text[NS_OPT_ISA],
+                              .n_threads = (unsigned)args->number[NS_OPT_THREADS],
+                              .take = ns_bulk_take};
     uint32_t bits;
     if (what.isa && !ns_kernels_isa_bits(what.isa, what.cpu, &bits))
         return ns_error_set(err, NS_USAGE, "this processor or build has no %s", what.isa);

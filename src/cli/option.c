@@ -81,7 +81,8 @@ const struct ns_verb ns_verbs[] = {
     {"bench", "look into", "kernels|wave|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
      "measure this machine: arithmetic, memory, disk",
      "kernels measures each kernel, or those whose name contains KERNEL, against the peak of this processor in the same "
-     "run; wave runs waves of scoring rows through a model and says what share of their computing time is in matrix "
+     "run (mxfp4_expert is one expert at a time, mxfp4_experts up to four in one call, as a wave has them); wave runs "
+     "waves of scoring rows through a model and says what share of their computing time is in matrix "
      "products, and what share of the peak the whole wave reaches; disk measures direct reads of the model's files.",
      "nightshift bench kernels\nnightshift bench kernels mxfp4 --threads 1 --json\n"
      "nightshift bench wave --model /models/kimi-k3 --memory 16G\nnightshift bench disk --model /models/kimi-k3"},

@@ -237,14 +237,18 @@ struct ns_rate {
 /* false stops the measuring, which then succeeds */
 typedef bool (*ns_rate_fn)(void *arg, const struct ns_rate *rate);
 
+/* A block like those a wave works in, aligned to 64 bytes or more; ns_budget_give gives it back. */
+typedef void *(*ns_take_fn)(struct ns_budget *budget, size_t bytes, struct ns_error *err);
+
 struct ns_measure {
     uint32_t cpu;       /* features; every instruction set below them is measured */
     const char *isa;    /* this one only, or NULL */
     const char *kernel; /* kernels whose name contains this, or NULL */
     unsigned n_threads; /* measured with 1 and with this many */
+    ns_take_fn take;
 };
 /* Measures the machine, then every kernel in the shapes of the released model with 1, 4, 16, 64, 256 and 1024 rows; the
- * reference up to 16 rows of its larger kernels. About 0.7 GB from budget. Errors: NS_BUDGET. */
+ * reference up to 16 rows of its larger kernels. About 0.7 GB from budget, by what->take. Errors: NS_BUDGET. */
 NS_MUST_CHECK enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget *budget, ns_rate_fn each,
                                               void *arg, struct ns_error *err);
 /* The peak at this moment, with k's instruction set and threads, in multiply-adds a nanosecond: some milliseconds. */

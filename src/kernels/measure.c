@@ -187,16 +187,16 @@ static void fill(struct ns_bench *b)
     }
 }
 
-static bool take_all(struct ns_bench *b, struct ns_budget *budget, struct ns_error *err)
+static bool take_all(ns_take_fn take, struct ns_bench *b, struct ns_budget *budget, struct ns_error *err)
 {
-    const size_t huge = (size_t)2 << 20, x_bytes = ns_bench_x_floats * sizeof(float);
-    b->weights = ns_budget_take_raw(budget, ns_bench_weight_bytes, huge, err);
-    b->scales = ns_budget_take_raw(budget, ns_bench_scale_bytes, 64, err);
-    b->x = ns_budget_take_raw(budget, x_bytes, huge, err);
-    b->y = ns_budget_take_raw(budget, x_bytes, huge, err);
-    b->aux = ns_budget_take_raw(budget, x_bytes, huge, err);
-    b->packed = ns_budget_take_raw(budget, x_bytes + (1u << 16), huge, err);
-    b->scratch = ns_budget_take_raw(budget, ns_bench_scratch_bytes(b), huge, err);
+    const size_t x_bytes = ns_bench_x_floats * sizeof(float);
+    b->weights = take(budget, ns_bench_weight_bytes, err);
+    b->scales = take(budget, ns_bench_scale_bytes, err);
+    b->x = take(budget, x_bytes, err);
+    b->y = take(budget, x_bytes, err);
+    b->aux = take(budget, x_bytes, err);
+    b->packed = take(budget, x_bytes + (1u << 16), err);
+    b->scratch = take(budget, ns_bench_scratch_bytes(b), err);
     return b->weights && b->scales && b->x && b->y && b->aux && b->packed && b->scratch;
 }
 
@@ -216,7 +216,7 @@ enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget 
 {
     static const char *const names[] = {"avx512", "avx2", "neon", "ref"};
     struct ns_bench b = {.k = ns_kernels_select(what->cpu, what->n_threads)}; /* the most work memory */
-    if (!take_all(&b, budget, err)) {
+    if (!take_all(what->take, &b, budget, err)) {
         give_all(&b, budget);
         return NS_BUDGET;
     }

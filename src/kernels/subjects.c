@@ -81,12 +81,11 @@ static struct ns_work mxfp4_product(struct ns_bench *b)
                                           INNER, LATENT});
 }
 
-/* Several experts in one call, as a wave has them; they take the same rows. */
-static struct ns_work mxfp4_expert(struct ns_bench *b)
+/* n_jobs experts in one call; they take the same rows. */
+static struct ns_work run_experts(struct ns_bench *b, size_t n_jobs)
 {
     struct ns_act act = {true, 4.0f, 25.0f};
     struct ns_expert_job job[JOBS];
-    size_t n_jobs = MOST_ROWS / b->rows < JOBS ? MOST_ROWS / b->rows : JOBS;
     double all = 3.0 * INNER * LATENT * (double)n_jobs;
     for (uint32_t i = 0; i < b->rows; i++)
         b->index[i] = i;
@@ -95,6 +94,17 @@ static struct ns_work mxfp4_expert(struct ns_bench *b)
             .w = expert_at(b, (b->turn * n_jobs + j) % N_EXPERTS), .index = b->index, .weight = b->aux, .n = b->rows};
     ns_experts(&b->k, job, n_jobs, &act, b->x, LATENT, b->y, LATENT, b->scratch);
     return (struct ns_work){all * (double)b->rows, all * 17 / 32};
+}
+
+static struct ns_work mxfp4_expert(struct ns_bench *b)
+{
+    return run_experts(b, 1);
+}
+
+/* as a wave has them */
+static struct ns_work mxfp4_experts(struct ns_bench *b)
+{
+    return run_experts(b, MOST_ROWS / b->rows < JOBS ? MOST_ROWS / b->rows : JOBS);
 }
 
 /* ---- recurrence and attention ---------------------------------------------------------------------------------------------------- */
@@ -241,6 +251,7 @@ const struct ns_subject ns_subjects[] = {
     {"bf16_out", 16, bf16_out},
     {"mxfp4_product", 16, mxfp4_product},
     {"mxfp4_expert", 1, mxfp4_expert},
+    {"mxfp4_experts", 1, mxfp4_experts},
     {"kda_recurrence", 16, kda_recurrence},
     {"kda_decay", 16, kda_decay},
     {"short_conv", 16, short_conv},

@@ -30,13 +30,18 @@ static bool note(void *arg, const struct ns_rate *r)
     return s->n != s->stop_after;
 }
 
+static void *take(struct ns_budget *budget, size_t bytes, struct ns_error *err)
+{
+    return ns_budget_take_raw(budget, bytes, 64, err);
+}
+
 static void every_row_count_is_reported_and_memory_given_back(void **state)
 {
     (void)state;
     struct ns_budget budget;
     struct ns_error err = {0};
     struct seen s = {0}, cut = {.stop_after = 1};
-    struct ns_measure what = {.cpu = 0, .isa = "ref", .kernel = "rmsnorm", .n_threads = 1};
+    struct ns_measure what = {.cpu = 0, .isa = "ref", .kernel = "rmsnorm", .n_threads = 1, .take = take};
     ns_budget_init(&budget, "test", (size_t)1 << 30);
     assert_int_equal(ns_kernels_measure(&what, &budget, note, &s, &err), NS_OK);
     assert_int_equal(s.n_machine, 2);
@@ -53,7 +58,7 @@ static void too_little_memory_is_refused(void **state)
     struct ns_budget budget;
     struct ns_error err = {0};
     struct seen s = {0};
-    struct ns_measure what = {.n_threads = 1};
+    struct ns_measure what = {.n_threads = 1, .take = take};
     ns_budget_init(&budget, "test", (size_t)300 << 20);
     assert_int_equal(ns_kernels_measure(&what, &budget, note, &s, &err), NS_BUDGET);
     assert_int_equal(s.n, 0);

@@ -52,9 +52,12 @@ static double error_ulp(float ours, double exact)
     float rounded = (float)exact;
     if (isinf(rounded) || isinf(ours))
         return rounded == ours ? 0 : INFINITY;
-    int e = 0;
-    frexp(exact, &e);
-    return fabs((double)ours - exact) / ldexp(1, (e < -125 ? -125 : e) - 24);
+    uint64_t bits; /* the exponent alone is the power of two below */
+    memcpy(&bits, &exact, sizeof bits);
+    bits &= (uint64_t)0x7ff << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return fabs((double)ours - exact) / (fmax(power, 0x1p-126) * 0x1p-23);
 }
 
 static struct judgement judge(const struct judged *f, uint64_t first, uint64_t end, uint64_t step)
