@@ -35,7 +35,9 @@ static struct plan plan_of(bool mx, size_t n_rows)
     if (mx)
         return (struct plan){4, 6, n_rows <= 32 ? 64 : 128, WHOLE, WHOLE, n_rows <= 32 ? AHEAD_ROWS : AHEAD_STREAM};
     if (n_rows <= 8)
-        return (struct plan){4, 4, 96, WHOLE, 1024, AHEAD_STREAM};
+        return (struct plan){4, 4, 96, WHOLE, 1024, AHEAD_STREAMS};
+    if (n_rows <= 24) /* few tiles: one stream would not fetch all the weights */
+        return (struct plan){4, 6, 96, WHOLE, 1024, AHEAD_STREAMS};
     if (n_rows <= 96)
         return (struct plan){4, 6, 96, 36, 1024, AHEAD_STREAM};
     return (struct plan){4, 6, 160, 18, 1024, AHEAD_STREAM}; /* packed rows pass less often */
@@ -133,6 +135,7 @@ typedef void (*tile_fn)(const struct tile *t);
     TILE(form, 8, 1, AHEAD_ROWS)                                                                                       \
     TILE(form, 8, 2, AHEAD_ROWS)
 TILES4(TILE_BF16, AHEAD_STREAM)
+TILES4(TILE_BF16, AHEAD_STREAMS)
 TILES4(TILE_F32, AHEAD_STREAM)
 TILES4(TILE_MX_ADD, AHEAD_ROWS)
 TILES4(TILE_MX_MUL, AHEAD_ROWS)
@@ -155,12 +158,15 @@ TILE(TILE_MX_ADD, 4, 6, AHEAD_STREAM)
 /* by enum tile_form and columns */
 static const tile_fn tiles4[4][6] = {ROW4(TILE_BF16, AHEAD_STREAM), ROW4(TILE_F32, AHEAD_STREAM),
                                      ROW4(TILE_MX_ADD, AHEAD_ROWS), ROW4(TILE_MX_MUL, AHEAD_ROWS)};
+static const tile_fn tiles4_streams[6] = ROW4(TILE_BF16, AHEAD_STREAMS);
 static const tile_fn tiles8[4][2] = {ROW8(TILE_BF16), ROW8(TILE_F32), ROW8(TILE_MX_ADD), ROW8(TILE_MX_MUL)};
 
 static tile_fn tile_of(enum tile_form form, size_t rows, size_t nr, enum tile_ahead ahead)
 {
     if (rows == 8)
         return tiles8[form][nr - 1];
+    if (form == TILE_BF16 && ahead == AHEAD_STREAMS)
+        return tiles4_streams[nr - 1];
     if (form == TILE_MX_ADD && ahead == AHEAD_STREAM && nr >= 5)
         return nr == 5 ? tile_TILE_MX_ADD_4_5_AHEAD_STREAM : tile_TILE_MX_ADD_4_6_AHEAD_STREAM;
     return tiles4[form][nr - 1];
@@ -402,7 +408,9 @@ static void run_pass(const struct run *r, const struct pass *at)
             t.lanes = lanes;
             t.y = r->y + first * r->ld_y + o;
             t.n_store = rows == 1 ? 1 : 15;
-            t.stream = ahead_next(&ahead, r->row_floats, at->kb * 2, (const char *)t.w);
+            t.stream[0] = ahead_next(&ahead, r->row_floats, at->kb * 2, (const char *)t.w);
+            if (r->p.ahead == AHEAD_STREAMS)
+                t.stream[1] = ahead_next(&ahead, r->row_floats, at->kb * 2, (const char *)t.w);
             tile_of(at->form, rows, nr, r->p.ahead)(&t);
             scale_at += mx ? scale_words(rows, k_blocks) : 0;
             lanes += (rows == 1 ? 4 : rows) * nr * NS_LANES;

@@ -25,7 +25,8 @@
 
 enum tile_form { TILE_BF16, TILE_F32, TILE_MX_ADD, TILE_MX_MUL };
 
-enum tile_ahead { AHEAD_ROWS, AHEAD_STREAM }; /* prefetch: the next rows into L1, or a stream into L2 */
+/* prefetch: the next rows into L1, or one stream or two into L2 */
+enum tile_ahead { AHEAD_ROWS, AHEAD_STREAM, AHEAD_STREAMS };
 
 struct tile {
     const uint8_t *w; /* mr rows at this K block, w_stride bytes apart */
@@ -40,7 +41,7 @@ struct tile {
     size_t ld_y;
     __mmask8 n_store; /* which of the four rows of a group are stored */
     bool add;         /* to y */
-    const char *stream;
+    const char *stream[2];
 };
 
 /* A pointer the compiler must not trace back: it would keep scales of one half of a block for the other, in registers
@@ -224,12 +225,14 @@ NS_INLINE void tile_run(const enum tile_form form, const int mr, const int nr, c
     const uint8_t *w = t->w;
     const float *x = t->x;
     const int32_t *scale = t->scale;
-    const char *stream = t->stream;
+    const char *stream = t->stream[0], *other = t->stream[1];
     for (size_t b = 0; b < t->n_blocks; b++) {
         if (ahead == AHEAD_ROWS)
             prefetch_rows(form, mr, t, w, b);
         else
             _mm_prefetch(stream + 64 * b, _MM_HINT_T1);
+        if (ahead == AHEAD_STREAMS)
+            _mm_prefetch(other + 64 * b, _MM_HINT_T1);
         if (mr == 8)
             block8(form, nr, acc, t, w, scale, x, table, shifts);
         else
