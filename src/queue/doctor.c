@@ -47,6 +47,10 @@ static const struct check checks[] = {
      false},
     {"I6", "a lane has two open runners",
      "SELECT MAX(id) FROM runners WHERE ended_at IS NULL GROUP BY lane HAVING COUNT(*) > 1", false},
+    {"I6", "the number of a runner would be given again", NS_SQL_FENCE_LOST, false},
+    {"I9", "the row of wishes is not what it was", /* a reading connection does not know the CHECKs of the schema */
+     "SELECT id FROM control WHERE id <> 1 UNION ALL SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM control WHERE id = 1)",
+     false},
     {"I8", "a closed batch has open requests",
      "SELECT b.id FROM batches b WHERE b.status IN ('completed', 'expired', 'cancelled') AND EXISTS (SELECT 1 FROM"
      " requests r WHERE r.batch_id = b.id AND r.state IN ('queued', 'running'))",

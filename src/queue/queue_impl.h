@@ -17,6 +17,10 @@ extern const unsigned char ns_schema_0001[]; /* generated from schema/0001.sql, 
 #define NS_RUNNER_WAIT_MS 60000
 #define NS_WRITE_WAIT_MS  30000
 #define NS_READ_WAIT_MS   5000
+/* A row when the next runner would get the number of an earlier one: numbers are what fences runners off. */
+#define NS_SQL_FENCE_LOST                                                                                              \
+    "SELECT n FROM (SELECT MAX(id) AS n FROM runners)"                                                                 \
+    " WHERE n > IFNULL((SELECT seq FROM sqlite_sequence WHERE name = 'runners'), 0)"
 
 struct ns_queue {
     struct ns_budget *budget;

@@ -254,7 +254,7 @@ static enum ns_code check_pages(struct ns_queue *q, struct ns_error *err)
 {
     sqlite3_stmt *stmt = NULL;
     bool row = false;
-    enum ns_code rc = ns_sql_rows(q, &stmt, err, "PRAGMA quick_check(1)", "");
+    enum ns_code rc = ns_sql_rows(q, &stmt, err, "PRAGMA integrity_check(1)", "");
     if (rc == NS_OK)
         rc = ns_sql_next(q, stmt, &row, err);
     if (rc != NS_OK || !row)
@@ -272,12 +272,25 @@ static enum ns_code check_pages(struct ns_queue *q, struct ns_error *err)
     return rc;
 }
 
+static enum ns_code check_numbers(struct ns_queue *q, struct ns_error *err)
+{
+    bool lost = false;
+    int64_t last = 0;
+    enum ns_code rc = ns_sql_value(q, &last, &lost, err, NS_SQL_FENCE_LOST, "");
+    if (rc == NS_OK && lost)
+        rc = ns_error_set(err, NS_CORRUPT, "%s is damaged: the number of runner %" PRId64 " would be given again",
+                          q->path, last);
+    return rc;
+}
+
 static enum ns_code start(struct ns_runner *r, const struct ns_runner_options *o, struct ns_runner_start_report *report,
                           struct ns_error *err)
 {
     enum ns_code rc = take_lane(r, o, err);
     if (rc == NS_OK)
         rc = check_pages(r->q, err);
+    if (rc == NS_OK)
+        rc = check_numbers(r->q, err);
     if (rc == NS_OK)
         rc = ns_dir_make(r->state_dir, err);
     if (rc == NS_OK)
