@@ -16,7 +16,8 @@
  * numbers are refused: they are accelerators, and replaying from tokens gives the same bits.
  * INVARIANTS
  *   1. The head is written last, after the data was synced: a torn file has no valid head.   (suspend_test: torn_and_flipped_states)
- *   2. No byte of the payload is believed before its block's sum was checked.                 (suspend_test: useless_files) */
+ *   2. No byte of the payload is believed before its block's sum was checked.                 (suspend_test: useless_files)
+ *   3. What this version does not know is refused, not passed over.   (side_file_test: c62_c64_c65_...) */
 #include "engine/sidefile_impl.h"
 
 #include <stdio.h>
@@ -108,8 +109,10 @@ enum ns_code ns_side_finish(struct ns_side_out *out, const struct ns_side_head *
     out->hash = NULL;
     if (rc == NS_OK)
         rc = ns_file_write(out->file, digest, FOOT, out->at, err);
+    ns_crash_point("side.written");
     if (rc == NS_OK)
         rc = ns_file_sync(out->file, err);
+    ns_crash_point("side.data_synced");
     make_head(head, h, out->payload);
     if (rc == NS_OK)
         rc = ns_file_write(out->file, head, HEAD, 0, err);
@@ -154,6 +157,9 @@ static enum ns_code check_head(struct ns_side_in *in, const uint8_t head[HEAD], 
     memcpy(contract, head + 80, 32);
     if (strcmp(contract, NS_CONTRACT) != 0)
         return refuse(err, "belongs to another numeric contract");
+    for (size_t i = AT_FIELDS + 8 * NS_SIDE_FIELDS; i < HEAD - 4; i++)
+        if (head[i] != 0)
+            return refuse(err, "the head holds something that this version does not know");
     in->left = ns_le64(head + 112);
     uint64_t file = ns_file_bytes(in->file), blocks = in->left / BLOCK + (in->left % BLOCK != 0);
     if (in->left > file || file != HEAD + in->left + blocks * SUM + FOOT)

@@ -9,7 +9,7 @@
  *        included), seq_id u64; little-endian.
  * INVARIANTS
  *   1. The row names the file only after it is durable: write, sync, rename, sync the folder, row.
- *                                                                           (halt_test: every_crash_point_of_side_files)
+ *                                                                           (side_file_test: every_crash_point_of_side_files)
  *   2. An answer is used only when the sequence has exactly the tokens it had.
  *                                                                           (halt_test: stop_at_every_boundary) */
 #include "night/night_impl.h"

@@ -226,7 +226,9 @@ enum ns_code ns_write_begin(struct ns_queue *q, struct ns_error *err)
 enum ns_code ns_write_commit(struct ns_queue *q, struct ns_error *err)
 {
     assert(q->in_write);
+    ns_crash_point("write.before");
     enum ns_code rc = plain(q, "COMMIT", "committing", err);
+    ns_crash_point("write.after");
     if (rc != NS_OK)
         ns_write_abort(q);
     q->in_write = false;

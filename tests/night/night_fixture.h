@@ -14,6 +14,8 @@ struct night_fixture {
     struct ns_sched_model numbers;
 };
 
+/* Queues lie in memory from now on, unless TMPDIR says where: a killed process loses nothing that it wrote. */
+void night_fixture_in_memory(void);
 void night_fixture_open(struct night_fixture *f);
 void night_fixture_close(struct night_fixture *f); /* removes the folder */
 void night_fixture_new_queue(struct night_fixture *f);

@@ -1,5 +1,6 @@
-/* crash_test.c - the process dies at every named point, at every visit up to the fifth; afterwards the invariants hold and
- * the next run ends with the results of an undisturbed one. And: requests that kill the runner are found. */
+/* crash_test.c - the process dies at every named point, at every visit up to the fifth, and before and after every COMMIT
+ * of a whole life; afterwards the invariants hold and the next run ends with the results of an undisturbed one. And:
+ * requests that kill the runner are found. (Points of the engine's side files: side_file_test; submit.chunk: submit_test.) */
 #include "rig.h"
 
 #include <signal.h>
@@ -7,19 +8,30 @@
 
 static char undisturbed[NS_SHA256_HEX];
 
-static void submit(struct rig *g, int n)
+static void write_job(struct rig *g)
 {
     char text[8000] = "";
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < 9; i++)
         sprintf(text + strlen(text), "{\"custom_id\":\"r%d\",\"prompt\":[%d],\"max_tokens\":3,\"logprobs\":0}\n", i,
                 1 + i % 4);
     strcat(text, "{\"custom_id\":\"s\",\"prompt\":[1],\"choices\":[[2],[3,4]],\"answer\":0}\nbad\n");
-    rig_submit(g, "in", text);
+    scratch_write(&g->scratch, "in", text, strlen(text));
 }
 
-/* A whole run in this process: suspends once, runs everything, stops. */
+/* As a person repeats the command: what is there already is found. */
+static void submit_job(struct rig *g)
+{
+    struct ns_submit_options o = {.priority = 5};
+    struct ns_submit_report report;
+    RIG_OK(ns_queue_submit(g->q, scratch_path(&g->scratch, "in"), &o, &report, err));
+    ns_submit_report_fini(&report);
+}
+
+/* A whole life in this process: submits, suspends once, runs everything, stops. */
 static void run_all(struct rig *g, size_t at_a_time)
 {
+    if (g->states)
+        submit_job(g);
     rig_start(g);
     struct ns_suspend_row row;
     bool found;
@@ -81,37 +93,84 @@ static void check_after_death(struct rig *g)
     rig_stop(g);
 }
 
+static void open_job(struct rig *g)
+{
+    rig_open(g);
+    g->states = true;
+    write_job(g);
+}
+
+/* An undisturbed life after all deaths. */
+static void finish_well(struct rig *g)
+{
+    char digest[NS_SHA256_HEX];
+    assert_int_equal(run_in_child(g, NULL, 0, 2), 0);
+    rig_doctor(g);
+    rig_digest(g, digest);
+    assert_string_equal(digest, undisturbed);
+    assert_int_equal(rig_int(g, "SELECT COUNT(*) FROM state_files"), 0);
+    rig_close(g);
+}
+
+static void must_die(struct rig *g, const char *point, uint64_t visit)
+{
+    int status = run_in_child(g, point, visit, 2);
+    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
+        fail_msg("%s was not reached %d times", point, (int)visit);
+    check_after_death(g);
+}
+
 static void t2_every_crash_point(void **state)
 {
     (void)state;
-
-    static const struct {
-        const char *name;
-        uint64_t visits;
-    } points[] = {{"start.before_commit", 1}, {"start.after_commit", 1}, {"suspend.before", 1}, {"suspend.after", 1},
-                  {"claim.before", 5},        {"claim.after", 5},        {"admit.before", 5},   {"admit.after", 5},
-                  {"file.written", 5},        {"file.synced", 5},        {"file.renamed", 5},   {"file.dir_synced", 5},
-                  {"commit.begin", 5},        {"commit.before", 5},      {"commit.after", 5},   {"unlink.before", 5},
-                  {"stop.before_commit", 1},  {"stop.after_commit", 1}};
-
-    for (size_t i = 0; i < NS_COUNT(points); i++)
-        for (uint64_t k = 1; k <= points[i].visits; k++) {
+    static const char *const point[] = {"claim.before", "claim.after",   "admit.before", "admit.after",
+                                        "file.written", "file.synced",   "file.renamed", "file.dir_synced",
+                                        "commit.begin", "commit.before", "commit.after", "unlink.before"};
+    for (size_t i = 0; i < NS_COUNT(point); i++)
+        for (uint64_t k = 1; k <= 5; k++) {
             struct rig g;
-            char digest[NS_SHA256_HEX];
-            rig_open(&g);
-            g.states = true;
-            submit(&g, 9);
-            int status = run_in_child(&g, points[i].name, k, 2);
-            if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
-                fail_msg("%s was not reached %d times", points[i].name, (int)k);
-            check_after_death(&g);
-            assert_int_equal(run_in_child(&g, NULL, 0, 2), 0);
-            rig_doctor(&g);
-            rig_digest(&g, digest);
-            assert_string_equal(digest, undisturbed);
-            assert_int_equal(rig_int(&g, "SELECT COUNT(*) FROM state_files"), 0);
-            rig_close(&g);
+            open_job(&g);
+            must_die(&g, point[i], k);
+            finish_well(&g);
         }
+}
+
+/* What a life passes once: the k-th visit is in the k-th life, each of which dies there. */
+static void t2_points_that_a_life_passes_once(void **state)
+{
+    (void)state;
+    static const char *const point[] = {"submit.batch",  "start.before_commit", "start.after_commit", "suspend.before",
+                                        "suspend.after", "stop.before_commit",  "stop.after_commit"};
+    for (size_t i = 0; i < NS_COUNT(point); i++) {
+        struct rig g;
+        open_job(&g);
+        for (int life = 1; life <= 5; life++)
+            must_die(&g, point[i], 1);
+        finish_well(&g);
+    }
+}
+
+/* From the first transaction of submitting to the last one of the run's end. */
+static void t2_before_and_after_every_commit(void **state)
+{
+    (void)state;
+    static const char *const point[] = {"write.before", "write.after"};
+    for (size_t i = 0; i < NS_COUNT(point); i++) {
+        bool died = true;
+        uint64_t k = 1;
+        for (; died; k++) {
+            struct rig g;
+            open_job(&g);
+            int status = run_in_child(&g, point[i], k, 2);
+            died = status != 0;
+            if (died && (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL))
+                fail_msg("%s, visit %d: status %x", point[i], (int)k, (unsigned)status);
+            check_after_death(&g);
+            finish_well(&g);
+        }
+        print_message("%s: %d visits\n", point[i], (int)k - 2);
+        assert_true(k > 30);
+    }
 }
 
 /* Killed again and again at ever later visits: every run makes some progress, none takes any back. */
@@ -120,9 +179,7 @@ static void t1_killed_until_done(void **state)
     (void)state;
     struct rig g;
     char digest[NS_SHA256_HEX];
-    rig_open(&g);
-    g.states = true;
-    submit(&g, 9);
+    open_job(&g);
     int64_t seen = 0;
     for (int round = 0;; round++) {
         static const char *const point[] = {"commit.before", "commit.after", "claim.after", "file.renamed"};
@@ -183,7 +240,8 @@ static int setup_group(void **state)
     (void)state;
     struct rig g;
     rig_open(&g);
-    submit(&g, 9);
+    write_job(&g);
+    submit_job(&g);
     run_all(&g, 2);
     rig_doctor(&g);
     rig_digest(&g, undisturbed);
@@ -195,7 +253,9 @@ int main(void)
 {
     if (access("/dev/shm", W_OK) == 0) /* kills lose nothing that was written, so memory is as good as a disk */
         setenv("TMPDIR", "/dev/shm", 0);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(t2_every_crash_point), cmocka_unit_test(t1_killed_until_done),
-                                       cmocka_unit_test(t11_culprits_are_found)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(t2_every_crash_point), cmocka_unit_test(t2_points_that_a_life_passes_once),
+        cmocka_unit_test(t2_before_and_after_every_commit), cmocka_unit_test(t1_killed_until_done),
+        cmocka_unit_test(t11_culprits_are_found)};
     return cmocka_run_group_tests(tests, setup_group, NULL);
 }

@@ -202,13 +202,13 @@ static char *many_lines(int n)
     return text;
 }
 
-/* Killed after any chunk and submitted again: every line exactly once, the same batch. */
+/* T2: killed after any chunk and submitted again: every line exactly once, the same batch. */
 static void continues_after_a_kill(void **state)
 {
     struct rig *g = *state;
-    char *text = many_lines(12000);
+    char *text = many_lines(22000);
     scratch_write(&g->scratch, "f", text, strlen(text));
-    for (uint64_t visit = 1; visit <= 3; visit++) {
+    for (uint64_t visit = 1; visit <= 5; visit++) {
         char name[8];
         snprintf(name, sizeof name, "n%d", (int)visit);
         struct ns_submit_options o = {.priority = 5, .name = name};
@@ -230,14 +230,14 @@ static void continues_after_a_kill(void **state)
         assert_int_equal(rig_int(g, sql), 1);
         RIG_OK(ns_queue_submit(g->q, scratch_path(&g->scratch, "f"), &o, &report, err));
         assert_true(report.continued);
-        assert_int_equal(report.lines, 12000);
-        assert_int_equal(report.bad, 12);
+        assert_int_equal(report.lines, 22000);
+        assert_int_equal(report.bad, 22);
         ns_submit_report_fini(&report);
         snprintf(sql, sizeof sql,
                  "SELECT COUNT(DISTINCT line_no) FROM requests r JOIN batches b ON b.id = batch_id"
                  " WHERE name = '%s'",
                  name);
-        assert_int_equal(rig_int(g, sql), 12000);
+        assert_int_equal(rig_int(g, sql), 22000);
     }
     rig_doctor(g);
     free(text);
