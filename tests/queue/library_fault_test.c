@@ -1,6 +1,7 @@
 /* fault_test.c - failing writes, syncs, maps, opens, deletes and allocations, each n-th until a run is clean; and cut
  * power. Nothing committed is lost, nothing is reported that did not happen, the next run ends as an undisturbed one.
- * NS_CUTS: how many power cuts (50 unless set). NS_ALL: every call of every kind of fault. */
+ * NS_CUTS: how many power cuts (50 unless set). NS_ALL: every allocation, else ever fewer of the later ones; NS_PART=2/3: the
+ * second of three parts of them. NS_ONLY: a pattern of the names of tests. */
 #include "rig.h"
 #include "shim.h"
 
@@ -153,29 +154,28 @@ static void t3_every_failing_call(void **state)
         enum shim_fault fault;
         bool sticky;
         const char *name;
-        bool sparse; /* ever fewer of the later calls, unless NS_ALL is set: much like another kind */
-    } kinds[] = {{SHIM_WRITE, SHIM_IO, false, "write, I/O error", false},
-                 {SHIM_WRITE, SHIM_IO, true, "write, I/O error from then on", true},
-                 {SHIM_WRITE, SHIM_FULL, false, "write, disk full", true},
-                 {SHIM_WRITE, SHIM_FULL, true, "write, disk full from then on", false},
-                 {SHIM_WRITE, SHIM_SHORT, false, "short write", false},
-                 {SHIM_WRITE, SHIM_SHORT, true, "short writes from then on", true},
-                 {SHIM_SYNC, SHIM_IO, false, "sync", false},
-                 {SHIM_SYNC, SHIM_IO, true, "sync, from then on", false},
-                 {SHIM_SYNC, SHIM_FULL, false, "sync, disk full", true},
-                 {SHIM_TRUNCATE, SHIM_IO, false, "truncate", false},
-                 {SHIM_TRUNCATE, SHIM_IO, true, "truncate, from then on", true},
-                 {SHIM_SHM_MAP, SHIM_IO, false, "map", false},
-                 {SHIM_SHM_MAP, SHIM_IO, true, "map, from then on", true},
-                 {SHIM_OPEN, SHIM_IO, false, "open", false},
-                 {SHIM_OPEN, SHIM_IO, true, "open, from then on", true},
-                 {SHIM_DELETE, SHIM_IO, false, "delete", false},
-                 {SHIM_DELETE, SHIM_IO, true, "delete, from then on", true}};
+    } kinds[] = {{SHIM_WRITE, SHIM_IO, false, "write, I/O error"},
+                 {SHIM_WRITE, SHIM_IO, true, "write, I/O error from then on"},
+                 {SHIM_WRITE, SHIM_FULL, false, "write, disk full"},
+                 {SHIM_WRITE, SHIM_FULL, true, "write, disk full from then on"},
+                 {SHIM_WRITE, SHIM_SHORT, false, "short write"},
+                 {SHIM_WRITE, SHIM_SHORT, true, "short writes from then on"},
+                 {SHIM_SYNC, SHIM_IO, false, "sync"},
+                 {SHIM_SYNC, SHIM_IO, true, "sync, from then on"},
+                 {SHIM_SYNC, SHIM_FULL, false, "sync, disk full"},
+                 {SHIM_SYNC, SHIM_FULL, true, "sync, disk full from then on"},
+                 {SHIM_TRUNCATE, SHIM_IO, false, "truncate"},
+                 {SHIM_TRUNCATE, SHIM_IO, true, "truncate, from then on"},
+                 {SHIM_SHM_MAP, SHIM_IO, false, "map"},
+                 {SHIM_SHM_MAP, SHIM_IO, true, "map, from then on"},
+                 {SHIM_OPEN, SHIM_IO, false, "open"},
+                 {SHIM_OPEN, SHIM_IO, true, "open, from then on"},
+                 {SHIM_DELETE, SHIM_IO, false, "delete"},
+                 {SHIM_DELETE, SHIM_IO, true, "delete, from then on"}};
 
-    bool every_call = getenv("NS_ALL") != NULL;
     for (size_t k = 0; k < NS_COUNT(kinds); k++) {
         uint64_t nth = 1;
-        for (bool hit = true; hit; nth += kinds[k].sparse && !every_call ? 1 + nth / 8 : 1) {
+        for (bool hit = true; hit; nth++) {
             struct rig g;
             struct life life = {.fd = -1};
             open_closed(&g);
@@ -234,11 +234,16 @@ static void refuse_from(uint64_t nth)
 static void t6_every_failing_allocation(void **state)
 {
     (void)state;
+    const char *part = getenv("NS_PART");
+    bool every = getenv("NS_ALL") != NULL;
+    uint64_t from = part ? strtoull(part, NULL, 10) : 1;
+    uint64_t step = part && strchr(part, '/') ? strtoull(strchr(part, '/') + 1, NULL, 10) : 1;
+    assert_true(from > 0 && step >= from);
     for (int sticky = 0; sticky < 2; sticky++) {
-        uint64_t nth = 1;
-        int clean = 0;
-        /* every early one, then ever sparser, for the later ones repeat them; three clean runs: the end was passed */
-        for (; clean < 3; nth += 1 + nth / 16) {
+        uint64_t nth = from;
+        int clean = 0, lives = 0;
+        /* later ones repeat early ones, so that fewer of them will do for every day; three clean runs: the end was passed */
+        for (; clean < 3; nth += every ? step : 1 + nth / 16, lives++) {
             struct rig g;
             struct life life = {.fd = -1};
             open_closed(&g);
@@ -251,7 +256,7 @@ static void t6_every_failing_allocation(void **state)
             finish_and_check(&g, &life, "allocation");
             rig_close(&g);
         }
-        print_message("allocations, %s: up to %d\n", sticky ? "from the nth on" : "the nth", (int)nth);
+        print_message("allocations, %s: %d, up to %d\n", sticky ? "from the nth on" : "the nth", lives, (int)nth);
     }
 }
 
@@ -402,5 +407,6 @@ int main(void)
                                        cmocka_unit_test(c52_full_disk_can_be_retried),
                                        cmocka_unit_test(t4_c53_cut_power), cmocka_unit_test(t3_every_failing_call),
                                        cmocka_unit_test(t6_every_failing_allocation)};
+    cmocka_set_test_filter(getenv("NS_ONLY"));
     return cmocka_run_group_tests(tests, setup_group, NULL);
 }
