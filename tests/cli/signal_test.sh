@@ -1,7 +1,7 @@
 #!/bin/bash
 # signal_test.sh - C67: a polite stop in prefill, in decode, in import and in export, to the process and to its whole group;
-# C68: a second interrupt soon after the first. After each the queue is sound, the next start works at once, and the results
-# are those of an undisturbed run.
+# C68: a second interrupt soon after the first, at NS_DELAYS moments. After each the queue is sound, the next start works at
+# once, and the results are those of an undisturbed run.
 . "$(dirname "$0")/harness.sh"
 
 answers() {
@@ -63,7 +63,7 @@ for phase in prefill decode; do
 done
 
 # ---- C68: two interrupts 50 ms apart
-for delay in 0.05 0.15 0.25 0.35 0.45 0.6 0.8; do
+for delay in $(awk -v n="${NS_DELAYS:-7}" 'BEGIN { for (i = 1; i <= n; i++) printf "%.3f ", 0.8 * i / n }'); do
     new_queue decode
     start run --model "$demo" --memory 400M --wave-rows 16
     check "after $delay s: it runs" until_true 60 runner_is running

@@ -137,6 +137,7 @@ static void killed_runs_end_like_undisturbed_ones(void **state)
 
 int main(void)
 {
+    night_fixture_in_memory();
     const struct CMUnitTest tests[] = {cmocka_unit_test(killed_runs_end_like_undisturbed_ones)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

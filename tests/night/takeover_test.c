@@ -1,7 +1,7 @@
 /* takeover_test.c - runners on the fake engine that do not die by themselves, and requests that make them die.
  * T7: stopped (SIGSTOP) at random moments, also inside a transaction; another runner takes over; woken up again the old one
  * writes nothing. T11: the process aborts whenever certain requests are under way: they alone fail, soon.
- * NS_ROUNDS: stops, and seeds of the second test (20 unless set); NS_SEED where the random numbers start. */
+ * NS_ROUNDS: stops (20 unless set), and seeds of the second test, at least 50; NS_SEED where the random numbers start. */
 #define _GNU_SOURCE
 #include "night_fixture.h"
 
@@ -155,7 +155,7 @@ static void t11_culprits_fail_alone(void **state)
     struct night_fixture f;
     night_fixture_open(&f);
     size_t most = 0;
-    for (uint64_t round = 0; round < rounds; round++) {
+    for (uint64_t round = 0; round < rounds || round < 50; round++) {
         size_t n = 1 + night_random(&rnd) % 100, starts = 0, allowed = 5, culprit[3], n_culprits = 1 + round % 3;
         n_culprits = n_culprits < n ? n_culprits : n;
         size_t first = night_random(&rnd) % n;
@@ -193,6 +193,7 @@ static void t11_culprits_fail_alone(void **state)
 
 int main(void)
 {
+    night_fixture_in_memory();
     const char *wanted = getenv("NS_ROUNDS"), *seed = getenv("NS_SEED");
     rounds = wanted ? strtoull(wanted, NULL, 10) : rounds;
     rnd = seed ? strtoull(seed, NULL, 10) : rnd;
