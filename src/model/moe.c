@@ -27,7 +27,7 @@ struct expert_batch {
     struct ns_expert_job job[BATCH_EXPERTS];
     uint32_t expert[BATCH_EXPERTS];
     struct ns_expert_view view[BATCH_EXPERTS];
-    size_t n, n_rows, most_rows;
+    size_t n, most, n_rows, most_rows;
 };
 
 static size_t expert_width(const struct ns_config *c)
@@ -72,6 +72,13 @@ static size_t batch_rows(const struct ns_pass *pass)
 {
     size_t routed = pass->n_rows * pass->model->config->top_k, most = BATCH_ROWS * (size_t)pass->kernels->n_threads;
     return routed < most ? routed : most;
+}
+
+/* The other half of the slots is read meanwhile. */
+static size_t batch_experts(const struct ns_pass *pass)
+{
+    size_t half = ns_store_expert_slots(pass->store) / 2;
+    return half < 1 ? 1 : half < BATCH_EXPERTS ? half : BATCH_EXPERTS;
 }
 
 static void carve(struct ns_pass *pass, struct moe_buffers *b)
@@ -157,7 +164,7 @@ static enum ns_code take_expert(struct ns_pass *pass, struct ns_expert_id id, si
 {
     struct ns_expert_view view = {0};
     if (batch->n > 0 &&
-        (batch->n == BATCH_EXPERTS || batch->n_rows + n_rows > batch->most_rows || !ns_store_expert_ready(pass->store)))
+        (batch->n == batch->most || batch->n_rows + n_rows > batch->most_rows || !ns_store_expert_ready(pass->store)))
         run_batch(pass, id.layer, z, b, batch);
     enum ns_code rc = ns_store_expert_acquire(pass->store, id, &view, err);
     if (rc != NS_OK)
@@ -176,7 +183,7 @@ static enum ns_code run_experts(struct ns_pass *pass, uint32_t layer, const floa
                                 struct ns_error *err)
 {
     const struct ns_routing *r = &b->routing;
-    struct expert_batch batch = {.most_rows = batch_rows(pass)};
+    struct expert_batch batch = {.most = batch_experts(pass), .most_rows = batch_rows(pass)};
     enum ns_code rc = NS_OK;
     memset(b->acc, 0, pass->n_rows * expert_width(pass->model->config) * sizeof(float));
     size_t first = 0;

@@ -302,6 +302,11 @@ enum ns_code ns_store_expert_acquire(struct ns_store *store, struct ns_expert_id
     return NS_OK;
 }
 
+uint32_t ns_store_expert_slots(const struct ns_store *store)
+{
+    return store->experts.n_slots;
+}
+
 bool ns_store_expert_ready(struct ns_store *store)
 {
     const struct ns_experts *x = &store->experts;

@@ -126,6 +126,7 @@ NS_MUST_CHECK enum ns_code ns_store_expert_acquire(struct ns_store *store, struc
 bool ns_store_expert_ready(struct ns_store *store);
 void ns_store_expert_release(struct ns_store *store, struct ns_expert_view *view);
 size_t ns_store_expert_bytes(const struct ns_store *store); /* one expert */
+uint32_t ns_store_expert_slots(const struct ns_store *store);
 /* All dense matrices of the layers, without embedding and head. */
 uint64_t ns_store_trunk_bytes(const struct ns_store *store);
 
