@@ -93,6 +93,22 @@ static void settle_ride(struct ns_night *night, struct ns_ride *ride)
     ride->over = ride->finish != NS_FINISH_NONE && ride->n_scored == ride->n_to_score;
 }
 
+/* Nothing else is under way, and still there is no room: is that because memory was divided before this request came? Then
+ * it waits for another division, which the queue is given back for. */
+static bool divide_anew(struct ns_night *night, const struct ns_rider *rider, const struct ns_error *why)
+{
+    struct ns_night_division *d = night->model->division;
+    uint64_t body = rider->claim->body_n, fresh = rider->request.max_tokens;
+    if (!d || (!d->anew && body <= d->longest_body && fresh <= d->longest_new))
+        return false;
+    ns_log(NS_LOG_INFO, "request %" PRId64 " came after memory was divided, and needs more: %s; dividing it anew",
+           rider->claim->request_id, why->message);
+    d->longest_body = body > d->longest_body ? body : d->longest_body;
+    d->longest_new = fresh > d->longest_new ? fresh : d->longest_new;
+    d->anew = true;
+    return true;
+}
+
 static enum ns_code make_rides(struct ns_night *night, struct ns_rider *rider, struct ns_error *err)
 {
     struct ns_claim *claim = rider->claim;
@@ -148,7 +164,7 @@ static enum ns_code seat(struct ns_night *night, struct ns_rider *rider, struct 
     }
     struct ns_error why = {0};
     enum ns_code rc = make_rides(night, rider, &why);
-    if (rc == NS_BUDGET && night->roster.n > 1) {
+    if (rc == NS_BUDGET && (night->roster.n > 1 || divide_anew(night, rider, &why))) {
         rc = ns_runner_yield(night->runner, &rider->claim->request_id, 1, err);
         ns_roster_remove(&night->roster, rider);
         return rc;
@@ -214,8 +230,12 @@ static enum ns_code take_claims(struct ns_night *night, struct ns_claim **claim,
 
 static bool wants_more(const struct ns_night *night)
 {
-    return !night->alone && !night->draining && !night->control.drain && !night->control.paused &&
-           night->roster.n < riders_most / 2 && ns_budget_left(night->budget) > night->budget->limit_bytes / 2;
+    if (night->alone || night->draining || ns_night_divides_anew(night) || night->control.drain ||
+        night->control.paused)
+        return false;
+    if (night->roster.n == 0)
+        return true;
+    return night->roster.n < riders_most / 2 && ns_budget_left(night->budget) > night->budget->limit_bytes / 2;
 }
 
 enum ns_code ns_night_admit(struct ns_night *night, size_t *n_claimed, struct ns_error *err)
@@ -348,6 +368,8 @@ enum ns_code ns_night_board(struct ns_night *night, struct ns_error *err)
                 continue;
             if (rc == NS_BUDGET && ns_sched_items(night->sched) > 0)
                 return NS_OK; /* room comes when others finish */
+            if (rc == NS_BUDGET && divide_anew(night, rider, &why))
+                return NS_OK;
             struct ns_refusal refusal;
             ns_refusal_set(&refusal, 500, ns_code_name(rc), "", "%s", why.message);
             rc = ns_night_fail(night, rider, &refusal, why.context, err);

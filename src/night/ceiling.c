@@ -177,16 +177,23 @@ static void clear_desk(const struct ns_night_options *options, const struct ns_a
 }
 
 enum ns_code ns_ceiling_size(const struct ns_night_options *options, struct ns_ceiling *ceiling,
-                             struct ns_engine_options *out, struct ns_error *err)
+                             struct ns_night_division *division, struct ns_engine_options *out, struct ns_error *err)
 {
+    struct ns_night_division known = *division;
     struct ns_appetite appetite;
     struct ns_plan plan;
     struct ns_work work;
     ns_ceiling_engine_options(options, out);
+    *division = (struct ns_night_division){.longest_body = UINT64_MAX, .longest_new = UINT64_MAX};
     if (!options->db_path || options->keep)
         return NS_OK; /* who knows what will come */
     if (ns_appetite_read(options->db_path, &ceiling->desk, &appetite, NULL) != NS_OK)
         return NS_OK; /* whoever opens the queue in earnest says why */
+    if (appetite.longest_body < known.longest_body)
+        appetite.longest_body = known.longest_body;
+    if (appetite.longest_new < known.longest_new)
+        appetite.longest_new = known.longest_new;
+    *division = (struct ns_night_division){appetite.longest_body, appetite.longest_new, false};
     clear_desk(options, &appetite, ceiling);
     enum ns_code rc = ns_plan_read(options->model_dir, out, &ceiling->model, &plan, &work, err);
     if (rc == NS_OK)
@@ -245,6 +252,7 @@ enum ns_code ns_night_plan(const struct ns_night_options *options, struct ns_nig
 {
     struct ns_ceiling ceiling;
     struct ns_engine_options engine_options;
+    struct ns_night_division division = {0};
     struct ns_plan plan;
     *out = (struct ns_night_plan){0};
     enum ns_code rc = read_floor(options, &out->floor_bytes, err);
@@ -255,7 +263,7 @@ enum ns_code ns_night_plan(const struct ns_night_options *options, struct ns_nig
     if (out->ceiling_bytes < out->floor_bytes)
         rc = say_floor(&ceiling.view, out->floor_bytes, err);
     if (rc == NS_OK)
-        rc = ns_ceiling_size(options, &ceiling, &engine_options, err);
+        rc = ns_ceiling_size(options, &ceiling, &division, &engine_options, err);
     if (rc == NS_OK)
         rc = ns_plan_read(options->model_dir, &engine_options, &ceiling.model, &plan, &out->work, err);
     if (rc == NS_OK)

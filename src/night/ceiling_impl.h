@@ -21,9 +21,11 @@ NS_MUST_CHECK enum ns_code ns_ceiling_mark(const struct ns_night_options *option
 void ns_ceiling_plan(const struct ns_ceiling *ceiling, const struct ns_plan *plan, struct ns_night_plan *out);
 void ns_ceiling_engine_options(const struct ns_night_options *options, struct ns_engine_options *out);
 /* The engine's options with the division that serves the queue best, and a desk no larger than it needs; as they are when
- * nothing is known of it. */
+ * nothing is known of it. *division: the longest requests that are to be thought of beside those in the queue (0: none)
+ * become the longest of all. */
 NS_MUST_CHECK enum ns_code ns_ceiling_size(const struct ns_night_options *options, struct ns_ceiling *ceiling,
-                                           struct ns_engine_options *out, struct ns_error *err);
+                                           struct ns_night_division *division, struct ns_engine_options *out,
+                                           struct ns_error *err);
 /* After NS_BUDGET: when the ceiling is below the floor of the whole night, says so in place of the share that failed
  * first. Returns NS_BUDGET, or why the floor could not be found. */
 enum ns_code ns_ceiling_refuse(const struct ns_night_options *options, struct ns_error *err);

@@ -44,14 +44,15 @@ static enum ns_code read_job_model(const struct ns_night_options *options, struc
     return rc;
 }
 
-static enum ns_code open_all(const struct ns_night_options *options, struct opened *o, struct ns_error *err)
+static enum ns_code open_all(const struct ns_night_options *options, struct ns_night_division *division,
+                             struct opened *o, struct ns_error *err)
 {
     enum ns_code rc = ns_ceiling_open(options, &o->ceiling, err);
     if (rc == NS_OK)
         rc = ns_ceiling_mark(options, &o->ceiling, err);
     struct ns_engine_options engine_options;
     if (rc == NS_OK)
-        rc = ns_ceiling_size(options, &o->ceiling, &engine_options, err);
+        rc = ns_ceiling_size(options, &o->ceiling, division, &engine_options, err);
     if (rc == NS_OK)
         rc = ns_engine_open(options->model_dir, &engine_options, &o->ceiling.model, &o->engine, err);
     if (rc == NS_BUDGET)
@@ -62,11 +63,12 @@ static enum ns_code open_all(const struct ns_night_options *options, struct open
     return rc == NS_OK ? read_job_model(options, o, err) : rc;
 }
 
-enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_night_report *report, struct ns_error *err)
+/* With one division of memory. */
+static enum ns_code run_divided(const struct ns_night_options *options, struct ns_night_division *division,
+                                struct ns_night_report *report, struct ns_error *err)
 {
-    *report = (struct ns_night_report){0};
     struct opened o = {0};
-    enum ns_code rc = open_all(options, &o, err);
+    enum ns_code rc = open_all(options, division, &o, err);
     if (rc == NS_OK) {
         struct ns_store *store = ns_engine_store(o.engine);
         struct ns_night_plan plan = {0};
@@ -81,12 +83,24 @@ enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_nigh
             .numbers = ns_sched_model_of(ns_engine_config(o.engine), ns_store_trunk_bytes(store),
                                          ns_store_expert_bytes(store)),
             .engine = o.engine,
+            .division = division,
         };
         model.numbers.memory_bytes = o.ceiling.root.limit_bytes;
         model.numbers.read_rate = options->read_rate;
         model.numbers.fma_rate = options->fma_rate;
-        rc = ns_night_run_model(options, &model, &o.ceiling.desk, report, err);
+        rc = ns_night_run_part(options, &model, &o.ceiling.desk, report, err);
     }
     close_all(&o);
+    return rc;
+}
+
+enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_night_report *report, struct ns_error *err)
+{
+    *report = (struct ns_night_report){0};
+    struct ns_night_division division = {0};
+    enum ns_code rc;
+    do /* each time for a longer request than before */
+        rc = run_divided(options, &division, report, err);
+    while (rc == NS_OK && division.anew && !report->stopped);
     return rc;
 }

@@ -248,15 +248,20 @@ static enum ns_code begin(struct ns_night *night, bool *gave_up, struct ns_error
     return rc == NS_OK ? ns_night_thaw(night, gave_up, err) : rc;
 }
 
+bool ns_night_divides_anew(const struct ns_night *night)
+{
+    return night->model->division && night->model->division->anew;
+}
+
 static enum ns_code loop(struct ns_night *night, struct ns_error *err)
 {
-    uint64_t began_ns = ns_clock_mono_ns();
-    night->snapped_ns = began_ns;
+    uint64_t began_ns = ns_clock_mono_ns() - night->report->wall_ns;
+    night->snapped_ns = ns_clock_mono_ns();
     bool over = false, gave_up = false;
     enum ns_code rc = look(night, err);
     if (rc == NS_OK)
         rc = begin(night, &gave_up, err);
-    while (rc == NS_OK && !over && !gave_up) {
+    while (rc == NS_OK && !over && !gave_up && !ns_night_divides_anew(night)) {
         if (ns_signal_count() > 0)
             break;
         size_t n_claimed = 0;
@@ -268,6 +273,8 @@ static enum ns_code loop(struct ns_night *night, struct ns_error *err)
             rc = ns_night_admit(night, &n_claimed, err);
         if (rc == NS_OK)
             rc = ns_night_board(night, err);
+        if (rc == NS_OK && ns_night_divides_anew(night))
+            break;
         bool paused = night->control.paused && !night->draining;
         if (rc == NS_OK && !paused)
             rc = ns_sched_next(night->sched, ns_clock_wall_ms(), &plan, err);
@@ -286,6 +293,8 @@ static enum ns_code loop(struct ns_night *night, struct ns_error *err)
         show_progress(night, began_ns);
     }
     night->report->stopped = ns_signal_count() > 0;
+    if (rc == NS_OK && ns_night_divides_anew(night) && has_endings(night))
+        rc = ns_night_commit(night, NULL, err);
     if (rc == NS_OK && ns_signal_count() == 1)
         rc = ns_night_snapshot(night, err);
     night->report->wall_ns = ns_clock_mono_ns() - began_ns;
@@ -299,7 +308,10 @@ static const char *reason_of(const struct ns_night *night, enum ns_code rc, cons
         int n = snprintf(text, size, "error %s: %.200s", ns_code_name(rc), err ? err->message : "");
         return n > 0 ? text : "error";
     }
-    return night->report->stopped ? "stopped" : night->draining ? "drained" : "done";
+    return night->report->stopped         ? "stopped"
+           : night->draining              ? "drained"
+           : ns_night_divides_anew(night) ? "divides memory anew"
+                                          : "done";
 }
 
 static enum ns_code read_left(struct ns_night *night, struct ns_error *err)
@@ -350,10 +362,9 @@ static struct ns_sched_options sched_options_of(const struct ns_night_options *o
     };
 }
 
-enum ns_code ns_night_run_model(const struct ns_night_options *options, const struct ns_night_model *model,
-                                struct ns_budget *budget, struct ns_night_report *report, struct ns_error *err)
+enum ns_code ns_night_run_part(const struct ns_night_options *options, const struct ns_night_model *model,
+                               struct ns_budget *budget, struct ns_night_report *report, struct ns_error *err)
 {
-    *report = (struct ns_night_report){0};
     struct ns_night night = {.options = options, .model = model, .budget = budget, .report = report};
     ns_roster_init(&night.roster, budget);
     struct ns_runner_options runner_options = {
@@ -376,5 +387,14 @@ enum ns_code ns_night_run_model(const struct ns_night_options *options, const st
         ns_sched_set_model(night.sched, &model->numbers);
     if (rc == NS_OK)
         rc = loop(&night, err);
+    if (night.draining && model->division)
+        model->division->anew = false; /* whoever goes on later divides for it */
     return finish(&night, rc, err);
+}
+
+enum ns_code ns_night_run_model(const struct ns_night_options *options, const struct ns_night_model *model,
+                                struct ns_budget *budget, struct ns_night_report *report, struct ns_error *err)
+{
+    *report = (struct ns_night_report){0};
+    return ns_night_run_part(options, model, budget, report, err);
 }

@@ -92,6 +92,12 @@ struct ns_night_options {
 NS_MUST_CHECK enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_night_report *report,
                                         struct ns_error *err);
 
+/* For whom memory was divided, and whether it has to be divided anew. */
+struct ns_night_division {
+    uint64_t longest_body, longest_new; /* of the requests known then: bytes, tokens to come; UINT64_MAX: of any */
+    bool anew;                          /* a longer one came later and found no room; the two above include it now */
+};
+
 /* The same loop on a machine given by the caller: tests drive it with a fake engine. */
 struct ns_night_model {
     struct ns_machine machine;
@@ -99,6 +105,9 @@ struct ns_night_model {
     const char *dir, *tokenizer_fingerprint;
     struct ns_sched_model numbers; /* for bounds; zeroed: not known */
     struct ns_engine *engine;      /* NULL for a fake: no snapshots, no suspended waves */
+    /* borrowed; NULL: for any. When a request is longer than all of these and finds no room although it is alone, the
+     * loop ends with anew set, and the request is back in the queue. Others that find no room fail. */
+    struct ns_night_division *division;
 };
 NS_MUST_CHECK enum ns_code ns_night_run_model(const struct ns_night_options *options,
                                               const struct ns_night_model *model, struct ns_budget *budget,

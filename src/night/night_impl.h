@@ -97,6 +97,11 @@ struct ns_night {
     uint64_t warned_ns;  /* when that was said last */
 };
 
+/* The loop until the queue is empty or memory has to be divided anew; *report goes on from what it holds. */
+NS_MUST_CHECK enum ns_code ns_night_run_part(const struct ns_night_options *options, const struct ns_night_model *model,
+                                             struct ns_budget *budget, struct ns_night_report *report,
+                                             struct ns_error *err);
+
 /* admit.c: claims what fits and puts it into the scheduler. *n: how many requests were claimed. */
 NS_MUST_CHECK enum ns_code ns_night_admit(struct ns_night *night, size_t *n, struct ns_error *err);
 /* Adds rides that wait for room in the scheduler. */
@@ -109,6 +114,8 @@ void ns_night_count_back(struct ns_night *night, struct ns_ride *ride, uint32_t 
 /* night.c: what waves have in common. step: *gave_up when a signal came; the wave is as it was after its last step. */
 NS_MUST_CHECK enum ns_code ns_night_step(struct ns_night *night, struct ns_wave *wave, bool *gave_up,
                                          struct ns_error *err);
+/* Somebody waits for another division of memory: nothing begins in this one. */
+bool ns_night_divides_anew(const struct ns_night *night);
 /* After NS_FULL: says so, sleeps a little, true: try again. False: somebody wants the run to end. go_on: there was room. */
 bool ns_night_wait_for_room(struct ns_night *night, const char *what);
 void ns_night_go_on(struct ns_night *night);

@@ -175,6 +175,7 @@ enum ns_code night_fixture_run(struct night_fixture *f, struct fake_machine *fak
         .dir = f->dir,
         .tokenizer_fingerprint = "none",
         .numbers = f->numbers,
+        .division = f->division,
     };
     struct ns_night_options options = {.db_path = f->db,
                                        .model_dir = f->dir,

@@ -12,6 +12,7 @@ struct night_fixture {
     enum ns_night_order order; /* of the runs; 0 by default */
     bool takeover;             /* they may kill a stopped holder */
     struct ns_sched_model numbers;
+    struct ns_night_division *division; /* of the runs; NULL by default */
 };
 
 /* Queues lie in memory from now on, unless TMPDIR says where: a killed process loses nothing that it wrote. */

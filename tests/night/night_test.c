@@ -229,6 +229,57 @@ static void order_does_not_show(void **state)
     }
 }
 
+static void submit_one_long(struct night_fixture *f)
+{
+    night_fixture_new_queue(f);
+    night_fixture_submit_text(f, "{\"custom_id\":\"a\",\"prompt\":[5,6,7],\"max_tokens\":4}\n"
+                                 "{\"custom_id\":\"long\",\"prompt\":[8,9],\"max_tokens\":900}\n"
+                                 "{\"custom_id\":\"b\",\"prompt\":[10,11,12],\"choices\":[[1],[2,3]],\"answer\":0}\n"
+                                 "{\"custom_id\":\"c\",\"prompt\":[13],\"max_tokens\":4}\n");
+}
+
+/* What does not fit because memory was divided for shorter ones waits for another division; it fails only if that knew. */
+static void a_longer_one_waits_for_another_division(void **state)
+{
+    struct night_fixture *f = *state;
+    struct night_tally want, got;
+    struct ns_night_report report;
+    struct ns_error err = {0};
+    submit_one_long(f);
+    run_to_end(f, 64, &want);
+    assert_int_equal(want.done, 4);
+    submit_one_long(f);
+    struct ns_night_division division = {.longest_body = 100, .longest_new = 4};
+    f->division = &division;
+    struct fake_machine fake;
+    fake_machine_init(&fake);
+    size_t enough = fake.state_bytes;
+    fake.state_bytes = 12000; /* the long one's state takes more */
+    assert_int_equal(night_fixture_run(f, &fake, 64, false, &report, &err), NS_OK);
+    assert_true(division.anew);
+    assert_true(division.longest_new == 900 && division.longest_body == 100);
+    night_fixture_check(f);
+    night_fixture_tally(f, &got);
+    assert_int_equal(got.done, 3);
+    assert_int_equal(got.queued, 1);
+    assert_int_equal(got.failed + got.running, 0);
+    division.anew = false;
+    fake.state_bytes = enough;
+    assert_int_equal(night_fixture_run(f, &fake, 64, false, &report, &err), NS_OK);
+    assert_false(division.anew);
+    night_fixture_check(f);
+    night_fixture_tally(f, &got);
+    assert_memory_equal(got.digest, want.digest, sizeof want.digest);
+    submit_one_long(f);
+    fake.state_bytes = 12000;
+    assert_int_equal(night_fixture_run(f, &fake, 64, false, &report, &err), NS_OK);
+    assert_false(division.anew);
+    night_fixture_tally(f, &got);
+    assert_int_equal(got.done, 3);
+    assert_int_equal(got.failed, 1);
+    f->division = NULL;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -240,6 +291,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(tokens_are_those_of_the_machine, setup, teardown),
         cmocka_unit_test_setup_teardown(c55_nothing_left_to_do, setup, teardown),
         cmocka_unit_test_setup_teardown(order_does_not_show, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_longer_one_waits_for_another_division, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
