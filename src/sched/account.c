@@ -5,7 +5,8 @@
  * WHY    The bound makes "fast" checkable: achieved = bound / wall. It follows throughput.md part 4:
  *          multiply-adds  rows that had to be computed, logit rows, (row, earlier position) pairs
  *          bytes          everything once for the first pass, and again for each further token of the longest generation,
- *                         less what memory can keep: a generation's next token is known only after the pass before it
+ *                         less what memory can keep: a generation's next token is known only after the pass before it;
+ *                         and states that memory cannot hold, unless more passes over the weights are cheaper
  *        The number of experts in a pass is the measured share of what even, independent choices would touch.
  * ROWS   A wave grows until compute is the limit: B* = disk seconds of a wave / compute seconds of a row, and half as many
  *        again, because a disk is not always as fast as in the last wave; and until an expert has 128 rows on average, because
@@ -139,6 +140,18 @@ static void times_finish(struct ns_sched_account *a)
     a->achieved = wall > 0 ? a->bound_s / wall : 0;
 }
 
+static uint64_t bytes_read(const struct ns_sched_account *a)
+{
+    return a->trunk_bytes + a->head_bytes + a->embed_bytes + a->expert_bytes;
+}
+
+/* Seconds for so many bytes: the disk is as fast as was measured, or as it was seen to be. */
+static double read_least(const struct ns_sched_model *m, const struct ns_sched_account *a, double bytes)
+{
+    double seen = a->disk_ns > 0 ? (double)bytes_read(a) / seconds(a->disk_ns) : 0;
+    return m->read_rate > 0 ? bytes / greater(m->read_rate, seen) : 0;
+}
+
 static double fma_least(const struct ns_sched_model *m, const struct ns_sched_account *a)
 {
     double rows = a->rows > a->rows_replay ? (double)(a->rows - a->rows_replay) : 0;
@@ -172,8 +185,7 @@ void ns_sched_observe(struct ns_sched *s, const struct ns_wave_stats *stats)
     a->product_ns = stats->product_ns;
     a->stall_ns = stats->store.stall_ns;
     a->wall_ns = stats->wall_ns;
-    uint64_t read = a->trunk_bytes + a->head_bytes + a->embed_bytes + a->expert_bytes;
-    a->bound_disk_s = m->read_rate > 0 ? (double)read / m->read_rate : 0;
+    a->bound_disk_s = read_least(m, a, (double)bytes_read(a));
     a->bound_compute_s = m->fma_rate > 0 ? fma_least(m, a) / m->fma_rate : 0;
     times_finish(a);
 
@@ -197,6 +209,20 @@ void ns_sched_account_wave(const struct ns_sched *s, struct ns_sched_account *ou
 
 /* ---- the whole job ---------------------------------------------------------------------------------------------------- */
 
+/* Bytes of the step in which n generations get a further token: weights once, less what memory keeps. States that memory
+ * cannot hold are read too; or the generations take the step in groups that it holds, and each further group reads the dense
+ * weights again. */
+static double step_least(const struct ns_sched_model *m, double n, double share)
+{
+    double ram = (double)m->memory_bytes, states = n * (double)m->state_bytes;
+    double weights = greater(0, ns_account_pass_bytes(m, n, share) - ram);
+    if (states <= ram)
+        return weights;
+    double dense = greater(0, (double)(m->trunk_bytes + m->head_bytes) - ram);
+    double read = states - ram, groups = ram > 0 ? (states / ram - 1) * dense : INFINITY;
+    return weights + (read < groups ? read : groups);
+}
+
 /* Bytes that have to move for all that was done, throughput.md part 4. */
 static double bytes_least(const struct ns_sched *s, const struct ns_sched_account *a)
 {
@@ -205,7 +231,7 @@ static double bytes_least(const struct ns_sched *s, const struct ns_sched_accoun
     double first = (double)(a->rows - a->rows_decode - a->rows_replay);
     double bytes = first > 0 || a->rows_decode > 0 ? ns_account_pass_bytes(m, greater(first, 1), share) : 0;
     for (size_t d = 1; d < s->n_alive; d++)
-        bytes += greater(0, ns_account_pass_bytes(m, s->alive[d], share) - (double)m->memory_bytes);
+        bytes += step_least(m, s->alive[d], share);
     return bytes;
 }
 
@@ -213,7 +239,7 @@ void ns_sched_account_all(const struct ns_sched *s, struct ns_sched_account *out
 {
     *out = s->account_all;
     const struct ns_sched_model *m = &s->model;
-    out->bound_disk_s = m->read_rate > 0 ? bytes_least(s, out) / m->read_rate : 0;
+    out->bound_disk_s = read_least(m, out, bytes_least(s, out));
     out->bound_compute_s = m->fma_rate > 0 ? fma_least(m, out) / m->fma_rate : 0;
     times_finish(out);
 }
@@ -251,9 +277,10 @@ struct ns_sched_model ns_sched_model_of(const struct ns_config *c, uint64_t trun
             m.n_moe_layers++;
             row += 3.0 * c->top_k * width * c->moe_inter;
         }
-        if (c->is_kda[l])
+        if (c->is_kda[l]) {
             row += 3.0 * c->kda_heads * c->kda_dim * c->kda_dim; /* decay and read, correct, read out */
-        else
+            m.state_bytes += 4ull * c->kda_heads * c->kda_dim * c->kda_dim;
+        } else
             m.fma_past += (double)c->n_heads * (2.0 * c->kv_lora + c->d_rope); /* absorbed: score and value */
     }
     m.fma_row = row;

@@ -169,6 +169,7 @@ bool ns_sched_wants_routing(const struct ns_sched *sched);
 /* A model in numbers, for bounds and forecasts. */
 struct ns_sched_model {
     uint64_t trunk_bytes, head_bytes, expert_bytes; /* all dense matrices; output head; one expert */
+    uint64_t state_bytes;                           /* what a generation keeps between its tokens, at least */
     uint32_t n_moe_layers, n_experts, top_k;
     double fma_row, fma_head, fma_past; /* multiply-adds per row, per logit row, per (row, earlier position) */
     uint64_t memory_bytes;              /* what can keep weights between waves */

@@ -226,6 +226,32 @@ static void bound_is_below_what_was_done(void **state)
     free(generate);
 }
 
+/* States that memory cannot hold have to be read, or the weights more often. */
+static void bound_counts_states(void **state)
+{
+    (void)state;
+    struct ns_sim_options o = k3_like();
+    o.model.read_rate = 1e9; /* the disk is the limit */
+    struct job_set *generate = jobs(MANY, 64, 0, 1, 16);
+    struct ns_sched_account none = simulate(&o, NS_SIM_EXPERTS, generate);
+    o.model.state_bytes = o.seq_bytes; /* 64 of them: 29.7 GB, 27.7 more than memory */
+    struct ns_sched_account all = simulate(&o, NS_SIM_EXPERTS, generate);
+    double more = (all.bound_disk_s - none.bound_disk_s) * o.model.read_rate;
+    double steps = 15 * (MANY * (double)o.seq_bytes - (double)o.model.memory_bytes);
+    assert_true(fabs(more / steps - 1) < 1e-6);
+    o.model.memory_bytes = 120000000000; /* the dense weights and all states find room */
+    double roomy = simulate(&o, NS_SIM_EXPERTS, generate).bound_disk_s;
+    o.model.state_bytes = 0;
+    assert_true(fabs(simulate(&o, NS_SIM_EXPERTS, generate).bound_disk_s / roomy - 1) < 1e-9);
+    /* four at a time: states are never read, at the price of passes; that is no less than the bound */
+    o = k3_like();
+    o.model.state_bytes = o.seq_bytes;
+    o.state_bytes = o.model.memory_bytes;
+    struct ns_sched_account few = simulate(&o, NS_SIM_EXPERTS, generate);
+    assert_true(few.waves > 100 && few.achieved <= 1);
+    free(generate);
+}
+
 static void impossible_models_are_refused(void **state)
 {
     (void)state;
@@ -250,7 +276,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sharing_saves_rows_and_bytes),   cmocka_unit_test(same_seed_same_result),
         cmocka_unit_test(grouping_touches_fewer_experts), cmocka_unit_test(topics_go_together),
-        cmocka_unit_test(bound_is_below_what_was_done),   cmocka_unit_test(impossible_models_are_refused),
+        cmocka_unit_test(bound_is_below_what_was_done),   cmocka_unit_test(bound_counts_states),
+        cmocka_unit_test(impossible_models_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
