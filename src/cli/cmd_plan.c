@@ -239,8 +239,14 @@ enum ns_code ns_cmd_plan(struct ns_cli *cli, struct ns_error *err)
     enum ns_code rc = ns_cli_read_night(cli, "plan wants --model DIR", &options, err);
     if (!ns_given(cli, NS_OPT_DB) && !ns_path_exists(cli->db_path))
         options.db_path = NULL; /* a plan needs no queue */
+    struct ns_error no_rates = {0};
+    enum ns_code measured = rc == NS_OK ? ns_rates_read(cli, true, &options, &outlook.rates, &no_rates) : rc;
     if (rc == NS_OK)
-        rc = ns_night_plan(&options, &plan, err);
+        rc = ns_night_plan(&options, &plan, err); /* it has the better words for what is wrong with a model */
+    if (rc == NS_OK && measured != NS_OK) {
+        rc = measured;
+        *err = no_rates;
+    }
     if (rc == NS_OK && options.layers > 0)
         ns_note(cli, "only the first %" PRIu32 " layers: not the model", plan.engine.layers);
     if (rc == NS_OK && plan.view.n_others > 0)

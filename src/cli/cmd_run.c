@@ -10,9 +10,6 @@
 
 #include <string.h>
 
-/* A smaller model is through before its disk is measured; its waves then have no lower bound. */
-static const uint64_t measured_least = 1000000000;
-
 struct watching {
     struct ns_cli *cli;
     struct ns_progress *progress;
@@ -141,10 +138,7 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
         return rc;
     struct ns_rates rates = {0};
     /* the model's own errors are better told by whoever opens it in earnest */
-    if (ns_rates_read(cli, &options, measured_least, &rates, NULL) == NS_OK) {
-        options.read_rate = rates.disk_bytes_per_s;
-        options.fma_rate = rates.fma_per_s;
-    }
+    ns_code_ignore(ns_rates_read(cli, false, &options, &rates, NULL));
     if (options.layers > 0)
         ns_log(NS_LOG_WARN, "only the first %" PRIu32 " layers run: the answers are not the model's", options.layers);
     struct watching watching = {cli, progress};

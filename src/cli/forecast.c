@@ -37,7 +37,10 @@ static uint64_t shards_bytes(const struct ns_shards *shards)
     return sum;
 }
 
-static enum ns_code measure_disk(const char *dir, uint64_t least_bytes, struct ns_rates *out, struct ns_error *err)
+/* A smaller model is through before its disk is measured; its waves then have no lower bound. */
+static const uint64_t measured_least = 1000000000;
+
+static enum ns_code measure_disk(const char *dir, bool must, struct ns_rates *out, struct ns_error *err)
 {
     struct ns_budget budget;
     struct ns_config config;
@@ -52,8 +55,8 @@ static enum ns_code measure_disk(const char *dir, uint64_t least_bytes, struct n
         ns_config_settle(&config, shards);
     struct ns_disk_test test = {
         .experts = config.n_experts > 0, .block_bytes = BLOCK_BYTES, .depth = DISK_DEPTH, .limit_ms = DISK_MS};
-    out->is_small = rc == NS_OK && shards_bytes(shards) < least_bytes;
-    if (rc == NS_OK && !out->is_small)
+    out->is_small = rc == NS_OK && shards_bytes(shards) < measured_least;
+    if (rc == NS_OK && (must || !out->is_small))
         rc = ns_disk_measure(&config, shards, &test, &budget, &rate, err);
     ns_shards_close(shards);
     ns_config_fini(&config);
@@ -63,23 +66,29 @@ static enum ns_code measure_disk(const char *dir, uint64_t least_bytes, struct n
     return rc;
 }
 
-enum ns_code ns_rates_read(struct ns_cli *cli, const struct ns_night_options *options, uint64_t least_bytes,
-                           struct ns_rates *out, struct ns_error *err)
+enum ns_code ns_rates_read(struct ns_cli *cli, bool must, struct ns_night_options *options, struct ns_rates *out,
+                           struct ns_error *err)
 {
     enum ns_code rc = NS_OK;
     *out = (struct ns_rates){.disk_source = "given", .fma_source = "given"};
     if (ns_given(cli, NS_OPT_DISK_RATE))
         out->disk_bytes_per_s = (double)cli->args.number[NS_OPT_DISK_RATE];
     else
-        rc = measure_disk(options->model_dir, least_bytes, out, err);
+        rc = measure_disk(options->model_dir, must, out, err);
     if (rc != NS_OK)
         return rc;
     if (ns_given(cli, NS_OPT_COMPUTE_RATE))
         out->fma_per_s = (double)cli->args.number[NS_OPT_COMPUTE_RATE] * 1e9;
-    else if (!out->is_small)
+    else if (must || !out->is_small)
         measure_compute(options, out);
-    if (rc == NS_OK && !out->is_small && (out->disk_bytes_per_s <= 0 || out->fma_per_s <= 0))
+    if (rc == NS_OK && (must || !out->is_small) && (out->disk_bytes_per_s <= 0 || out->fma_per_s <= 0))
         rc = ns_error_set(err, NS_INTERNAL, "a measured rate is zero");
+    if (rc == NS_OK && !out->is_small) {
+        options->read_rate = out->disk_bytes_per_s;
+        options->fma_rate = out->fma_per_s;
+    } else if (rc == NS_OK && ns_given(cli, NS_OPT_COMPUTE_RATE)) {
+        options->fma_rate = out->fma_per_s;
+    }
     return rc;
 }
 
@@ -155,9 +164,11 @@ static struct work_time time_of(const struct ns_night_plan *plan, const struct n
     const struct ns_plan *p = &plan->engine;
     const struct ns_load *load = &o->load;
     double rows = (double)load->tokens_in + out, mean = rows / (double)load->requests;
-    double states = (double)p->share[NS_SHARE_STATES] + (double)p->share[NS_SHARE_RESIDENT];
-    double one = (double)p->seq_bytes + mean * (double)p->position_bytes;
-    double live = fmin(fmax(floor(states / one), 1), (double)load->requests);
+    double pages = ceil(mean / p->block_positions);
+    double one = (double)p->seq_bytes + pages * (double)p->block_positions * (double)p->position_bytes;
+    double room = (double)p->share[NS_SHARE_STATES] + (double)p->share[NS_SHARE_RESIDENT];
+    room += (double)p->share[NS_SHARE_ROWS] - (double)p->wave_bytes; /* states and rows change places */
+    double live = fmin(fmax(floor(room / (one + (double)p->row_bytes)), 1), (double)load->requests);
     double waves = fmax(ceil(rows / p->rows_max), fmax(ceil(out / live), longest));
     struct cost c = cost_of(plan, o, rows / waves, out > 0 ? live * one : 0);
     struct ns_range wall = wall_of(&c);
@@ -216,13 +227,11 @@ static enum ns_code read_queue(struct ns_cli *cli, const char *dir, const struct
 enum ns_code ns_outlook_read(struct ns_cli *cli, const struct ns_night_options *options,
                              const struct ns_night_plan *plan, struct ns_outlook *out, struct ns_error *err)
 {
-    enum ns_code rc = ns_rates_read(cli, options, 0, &out->rates, err);
-    if (rc == NS_OK && !ns_given(cli, NS_OPT_COMPUTE_RATE)) {
+    if (!ns_given(cli, NS_OPT_COMPUTE_RATE)) {
         out->rates.fma_per_s *= ns_usual_share;
         out->rates.fma_source = "0.65 of the measured peak of all threads";
     }
-    if (rc == NS_OK)
-        rc = read_queue(cli, options->model_dir, plan, out, err);
+    enum ns_code rc = read_queue(cli, options->model_dir, plan, out, err);
     if (rc != NS_OK)
         return rc;
     struct cost c = cost_of(plan, out, plan->engine.rows_max, 0);

@@ -12,7 +12,7 @@ struct ns_range {
 struct ns_rates {
     double disk_bytes_per_s, fma_per_s;
     const char *disk_source, *fma_source; /* "measured", "given" or what was assumed */
-    bool is_small;                        /* the model has fewer bytes than were worth a measurement */
+    bool is_small;                        /* nothing was given, and the model is through before its disk is measured */
 };
 
 struct ns_outlook {
@@ -42,11 +42,11 @@ struct ns_outlook {
 extern const double ns_usual_share;
 
 /* What the machine can do at most: bytes read and multiply-adds a second. Given by --disk-rate and --compute-rate, else
- * measured for two seconds; a model below least_bytes is not worth that, and rates that are not given stay 0. */
-NS_MUST_CHECK enum ns_code ns_rates_read(struct ns_cli *cli, const struct ns_night_options *options,
-                                         uint64_t least_bytes, struct ns_rates *out, struct ns_error *err);
-/* Measures the machine for a few seconds unless --disk-rate and --compute-rate say how fast it is; reads the queue when
- * there is one. */
+ * measured for two seconds, for a small model only if it must be. options get the rates by which a run divides its memory
+ * and judges its waves: none for a small model, measured or not, so that a plan is that of the run. */
+NS_MUST_CHECK enum ns_code ns_rates_read(struct ns_cli *cli, bool must, struct ns_night_options *options,
+                                         struct ns_rates *out, struct ns_error *err);
+/* With out->rates read; reads the queue when there is one. */
 NS_MUST_CHECK enum ns_code ns_outlook_read(struct ns_cli *cli, const struct ns_night_options *options,
                                            const struct ns_night_plan *plan, struct ns_outlook *out,
                                            struct ns_error *err);

@@ -79,15 +79,12 @@ static void items_fini(struct items *l)
     ns_budget_give(l->budget, l->item);
 }
 
-static enum ns_code options_of(struct ns_cli *cli, const struct ns_night_options *options,
+static enum ns_code options_of(struct ns_cli *cli, const struct ns_night_options *options, const struct ns_rates *rates,
                                const struct ns_night_plan *plan, struct ns_sim_options *out, struct ns_error *err)
 {
     const struct ns_plan *p = &plan->engine;
-    struct ns_rates rates;
     struct ns_config config;
-    enum ns_code rc = ns_rates_read(cli, options, 0, &rates, err);
-    if (rc == NS_OK)
-        rc = ns_config_read(options->model_dir, &cli->budget, &config, err);
+    enum ns_code rc = ns_config_read(options->model_dir, &cli->budget, &config, err);
     if (rc != NS_OK)
         return rc;
     *out = (struct ns_sim_options){
@@ -101,8 +98,8 @@ static enum ns_code options_of(struct ns_cli *cli, const struct ns_night_options
         .vocab = config.vocab,
     };
     out->model.memory_bytes = p->share[NS_SHARE_RESIDENT];
-    out->model.read_rate = rates.disk_bytes_per_s;
-    out->model.fma_rate = rates.fma_per_s * (ns_given(cli, NS_OPT_COMPUTE_RATE) ? 1 : ns_usual_share);
+    out->model.read_rate = rates->disk_bytes_per_s;
+    out->model.fma_rate = rates->fma_per_s * (ns_given(cli, NS_OPT_COMPUTE_RATE) ? 1 : ns_usual_share);
     ns_config_fini(&config);
     return NS_OK;
 }
@@ -195,6 +192,7 @@ enum ns_code ns_simulate_queue(struct ns_cli *cli, const struct ns_sim_routing *
 {
     struct ns_night_options options;
     struct ns_night_plan plan;
+    struct ns_rates rates;
     struct ns_sim_options sim = {0};
     struct ns_queue *queue = NULL;
     struct ns_budget budget;
@@ -204,9 +202,11 @@ enum ns_code ns_simulate_queue(struct ns_cli *cli, const struct ns_sim_routing *
     if (rc == NS_OK)
         rc = ns_cli_open_queue(cli, NS_QUEUE_READ, &queue, err);
     if (rc == NS_OK)
+        rc = ns_rates_read(cli, true, &options, &rates, err);
+    if (rc == NS_OK)
         rc = ns_night_plan(&options, &plan, err);
     if (rc == NS_OK)
-        rc = options_of(cli, &options, &plan, &sim, err);
+        rc = options_of(cli, &options, &rates, &plan, &sim, err);
     ns_budget_init(&budget, "simulation", memory_bytes);
     if (rc == NS_OK)
         rc = ns_pending_each(cli, options.model_dir, sim.context, queue, add_request, &items, err);

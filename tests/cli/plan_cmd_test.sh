@@ -47,6 +47,21 @@ check "the last run is compared" [ "$(field out '$.last_run.waves')" -gt 0 ]
 exits 0 "in text" plan --model "$demo" --memory 400M --disk-rate 1G --compute-rate 50
 check "side by side" out_has "forecast"
 
+# memory is divided by the rates of the machine, in a plan as in a run
+last=
+for rates in "10M 500" "1G 50"; do
+    set -- $rates
+    fresh_queue
+    "$NIGHTSHIFT" submit -q "$demo/demo-generate.jsonl" >/dev/null
+    rate=(--model "$demo" --memory "$((floor + 4000000))" --disk-rate "$1" --compute-rate "$2")
+    exits 0 "plan at $rates" plan --json "${rate[@]}"
+    rows=$(field out '$.rows_max')
+    exits 0 "run at $rates" run --once "${rate[@]}"
+    check "the run has the plan's rows" err_has "waves of up to $rows rows"
+    check "other rates, another division" [ "$rows" != "$last" ]
+    last=$rows
+done
+
 exits 66 "no model" plan --model missing
 exits 64 "no --model" plan
 finish
