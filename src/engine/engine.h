@@ -69,13 +69,14 @@ struct ns_plan {
     size_t floor_bytes;   /* the smallest budget that works, at waves of floor_rows */
     uint32_t floor_rows;
     uint32_t rows_max, context, layers, block_positions;
-    uint32_t rows_most;    /* that could be asked for */
-    size_t row_bytes;      /* what one row more takes in a wave of short sequences, rounded up ... */
-    size_t wave_bytes;     /* ... and such a wave beside its rows */
-    size_t resident_most;  /* weights that can come to stay when neither rows nor states need the memory */
-    size_t seq_bytes;      /* a kept sequence, without its positions */
-    size_t position_bytes; /* and per position */
-    size_t expert_bytes;   /* one expert */
+    uint32_t rows_most;     /* that could be asked for */
+    size_t row_bytes;       /* what one row more takes in a wave of short sequences, rounded up ... */
+    size_t wave_bytes;      /* ... and such a wave beside its rows */
+    size_t row_table_bytes; /* of its slack that a row less of the largest wave leaves to others */
+    size_t resident_most;   /* weights that can come to stay when neither rows nor states need the memory */
+    size_t seq_bytes;       /* a kept sequence, without its positions */
+    size_t position_bytes;  /* and per position */
+    size_t expert_bytes;    /* one expert */
     uint32_t n_moe_layers, n_experts, top_k;
     uint64_t trunk_bytes, head_bytes, embed_row_bytes, expert_total_bytes;
     uint64_t spill_bytes, spill_free_bytes; /* most bytes of spilled states, and what is free there; 0: no folder */

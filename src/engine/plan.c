@@ -174,6 +174,7 @@ static void describe_rows(struct planner *p)
     size_t low = ns_rows_most(p->shape, p->kernels, few, context);
     plan->row_bytes =
         many > few ? (ns_rows_most(p->shape, p->kernels, many, context) - low) / (many - few) + 1 : low / few + 1;
+    plan->row_table_bytes = slack_row;
     plan->wave_bytes = low > few * plan->row_bytes ? low - few * plan->row_bytes : 0;
 }
 

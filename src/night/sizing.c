@@ -21,11 +21,12 @@
 enum { PARSED_MOST = 4096, BYTES_A_TOKEN = 4, STEPS_LIFE = 256, STEPS_MOST = 1024 };
 
 static const double usual_read_rate = 1e9, usual_fma_rate = 1e11; /* when nobody measured */
-static const double usual_share = 0.6,
-                    half_share_rows = 60; /* of that peak, in large waves; rows that reach half of it */
-static const double desk_alone = 8e6;     /* without a request: what the scheduler remembers, the largest plans */
+static const double desk_alone = 4e6; /* without a request: what the scheduler remembers, the largest plans */
+static const double beside_each =
+    0.15; /* of the shorter of reading and computing, that is not done beside the longer */
 static const double clearly = 0.99, nearly = 0.998;
-static const uint32_t few_slots = 8;
+static const uint32_t few_slots = 10, few_tiles = 4;
+static const size_t tile_edge = 8192; /* of a read that is cut at the disk's blocks */
 
 /* ---- what waits ------------------------------------------------------------------------------------------------------- */
 
@@ -147,6 +148,13 @@ static struct ns_keep keep_in(const struct ns_plan *p, uint64_t room)
     return k;
 }
 
+/* Of the peak, that a wave of so many rows reaches: the more rows an expert has, the less its unpacking weighs. */
+static double share_of_peak(double rows)
+{
+    static const double few = 16, with_few = 0.28, each_doubling = 0.05, least = 0.05, most = 0.6;
+    return fmin(fmax(with_few + each_doubling * log2(rows / few), least), most);
+}
+
 /* One wave while live sequences keep their states. */
 static double wave_seconds(const struct sizing *z, double rows, double live)
 {
@@ -158,8 +166,8 @@ static double wave_seconds(const struct sizing *z, double rows, double live)
     plan.keep = keep_in(&plan, taken < z->pool ? (uint64_t)(z->pool - taken) : 0);
     ns_plan_forecast(&plan, z->work, &shape, &f);
     double bytes = (double)(f.trunk_bytes + f.head_bytes + f.embed_bytes + f.expert_bytes);
-    double share = usual_share * n / (n + half_share_rows);
-    return fmax(bytes / z->read_rate, f.multiply_adds / (z->fma_rate * share));
+    double disk = bytes / z->read_rate, compute = f.multiply_adds / (z->fma_rate * share_of_peak(n));
+    return fmax(disk, compute) + beside_each * fmin(disk, compute);
 }
 
 /* Rows of a wave beside the states of live sequences. */
@@ -170,25 +178,34 @@ static double rows_beside(const struct sizing *z, const struct division *d, doub
     return fmax(0, fmin(d->rows, room / (double)p->row_bytes));
 }
 
+/* How many of those that wait come in beside live ones. A prompt that finds no room whole comes in parts, its state
+ * reserved from the first. */
+static double joining(const struct sizing *z, const struct division *d, double prompt, double live)
+{
+    const double row = (double)z->plan->row_bytes, states = ceil(live - 1e-6), most = floor(d->states / z->sequence);
+    const double room = z->pool - (double)z->plan->wave_bytes - states * z->sequence - live * row,
+                 rows = d->rows - live;
+    if (states - live > 1e-6)
+        return fmax(fmin(fmin(room / (prompt * row), rows / prompt), states - live), 0);
+    double k = fmin(room / (z->sequence + prompt * row), rows / prompt);
+    if (k < 1)
+        k = fmax(fmin(fmin((room - z->sequence) / (prompt * row), rows / prompt), 1), 0);
+    return fmin(k < 1 ? k : floor(k), fmax(most - live, 0));
+}
+
 /* All waves in which something is generated, one after the other: who joins finds room for state and prompt beside those
  * that run, and leaves as many steps later as is usual; prompts and scoring ride in the rows that are left. A generation of
  * very many tokens is walked in fewer, longer steps; a queue that takes more of them goes on as it began.
  * Returns seconds; *other: rows that still need waves of their own. */
 static double generate(const struct sizing *z, const struct division *d, double *other)
 {
-    const struct ns_plan *p = z->plan;
-    const double row = (double)p->row_bytes, mean = fmax(1, z->a->new_tokens / z->a->generations);
-    const double pace = ceil(mean / STEPS_LIFE), most = floor(d->states / z->sequence);
+    const double mean = fmax(1, z->a->new_tokens / z->a->generations), pace = ceil(mean / STEPS_LIFE);
     const uint32_t life = (uint32_t)ceil(mean / pace);
     double joined[STEPS_MOST], waiting = z->a->generations, live = 0, seconds = 0;
     uint32_t step = 0;
     for (; step < STEPS_MOST && waiting + live > 1e-6; step++) {
         live -= step >= life ? joined[step - life] : 0;
-        double room = z->pool - (double)p->wave_bytes - live * (z->sequence + row), rows = d->rows - live;
-        double prompt = z->prompt / pace, k = fmin(room / (z->sequence + prompt * row), rows / prompt);
-        if (k < 1) /* a prompt in parts, its state reserved */
-            k = fmin(fmin((room - z->sequence) / (prompt * row), rows / prompt), 1);
-        k = fmin(fmin(k < 1 ? fmax(k, 0) : floor(k), fmax(most - live, 0)), waiting);
+        double k = fmin(joining(z, d, z->prompt / pace, live), waiting), prompt = z->prompt / pace;
         if (k * z->prompt < 1 && live < 1 && waiting > 1e-6)
             return INFINITY; /* nobody ever finds room */
         joined[step] = k;
@@ -203,12 +220,14 @@ static double generate(const struct sizing *z, const struct division *d, double 
     return waiting + live > 1e-6 ? seconds * z->a->generations / fmax(part, 1) : seconds;
 }
 
-static double seconds_of(const struct sizing *z, const struct division *d)
+static double seconds_of(const struct sizing *usual, const struct division *d)
 {
-    const struct ns_appetite *a = z->a;
-    double other = a->score_rows, s = a->generations > 0 ? generate(z, d, &other) : 0;
-    double full = ceil(fmax(other, 0) / fmax(rows_beside(z, d, 0), 1));
-    return s + (full > 0 ? full * wave_seconds(z, other / full, 0) : 0);
+    struct sizing z = *usual;
+    const struct ns_appetite *a = z.a;
+    z.pool += ((double)z.plan->rows_max - d->rows) * (double)z.plan->row_table_bytes;
+    double other = a->score_rows, s = a->generations > 0 ? generate(&z, d, &other) : 0;
+    double full = ceil(fmax(other, 0) / fmax(rows_beside(&z, d, 0), 1));
+    return s + (full > 0 ? full * wave_seconds(&z, other / full, 0) : 0);
 }
 
 /* The fastest pair of limits, if it takes less than best seconds. */
@@ -234,14 +253,20 @@ static bool search(const struct sizing *z, double least, bool fixed_rows, double
     return found;
 }
 
+/* In steps of a half octave: two measurements of a machine should lead to one division. */
+static double steady(double rate, double usual)
+{
+    return exp2(round(2 * log2(rate > 0 ? rate : usual)) / 2);
+}
+
 void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, const struct ns_appetite *appetite,
                     const struct ns_night_options *options, struct ns_engine_options *out)
 {
     struct sizing z = {.plan = plan,
                        .work = work,
                        .a = appetite,
-                       .read_rate = options->read_rate > 0 ? options->read_rate : usual_read_rate,
-                       .fma_rate = options->fma_rate > 0 ? options->fma_rate : usual_fma_rate};
+                       .read_rate = steady(options->read_rate, usual_read_rate),
+                       .fma_rate = steady(options->fma_rate, usual_fma_rate)};
     if (appetite->score_rows + appetite->new_tokens < 1 || plan->rows_max == 0)
         return;
     const double usual_states = (double)plan->share[NS_SHARE_STATES] + (double)plan->share[NS_SHARE_RESIDENT];
@@ -256,12 +281,17 @@ void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, cons
     struct division usual = {.rows = plan->rows_max, .states = z.pool};
     double best = clearly * seconds_of(&z, &usual);
     search(&z, least, options->wave_rows > 0, &best, out);
-    /* when not all generations find room, waves are small, and few experts in flight will do */
-    uint32_t slots = plan->store.expert_slots;
-    if (appetite->generations * z.sequence <= z.pool || slots <= few_slots)
+    /* when not all generations find room, waves are small, and few experts and tiles in flight will do */
+    const uint32_t slots = plan->store.expert_slots;
+    const size_t ring = few_tiles * (plan->store.tile_bytes + tile_edge);
+    if (appetite->generations * (z.sequence + (double)plan->row_bytes) + (double)plan->wave_bytes <= z.pool)
         return;
-    z.pool += (double)plan->share[NS_SHARE_EXPERTS] / slots * (slots - few_slots);
+    bool few = slots > few_slots, small = plan->store.ring_bytes > ring;
+    z.pool += few ? (double)plan->share[NS_SHARE_EXPERTS] / slots * (slots - few_slots) : 0;
+    z.pool += small ? (double)(plan->store.ring_bytes - ring) : 0;
     best *= clearly;
-    if (search(&z, least, options->wave_rows > 0, &best, out))
-        out->store.expert_slots = few_slots;
+    if ((few || small) && search(&z, least, options->wave_rows > 0, &best, out)) {
+        out->store.expert_slots = few ? few_slots : 0;
+        out->store.ring_bytes = small ? ring : 0;
+    }
 }
