@@ -94,9 +94,13 @@ def compare(m, one):
     wall = opening + one["wave_s"] * scale
     print("%s against one prompt at a time (%d of %d prompts measured, scaled by %.1f):" %
           (m["job"], one["prompts"], PROMPTS[m["job"]], scale))
+    bound = m["account"].get("bound_s")
     print("  wall %.0f s / %.0f s = %.1f x; bytes %.0f GB / %.0f GB = %.1f x; tokens computed %.0f / %d = %.2f x" %
           (wall, m["wall_s"], wall / m["wall_s"], one["bytes"] * scale / 1e9, m["bytes"] / 1e9,
            one["bytes"] * scale / m["bytes"], one["rows"] * scale, m["rows"], one["rows"] * scale / m["rows"]))
+    if bound:
+        print("  at most %.1f x on this machine: its disk and its multiply-adds, both at their peak and wholly side by side, "
+              "take %.1f s for this job" % (wall / bound, bound))
 
 
 def report(directory, only):
