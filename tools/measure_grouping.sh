@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # measure_grouping.sh PROGRAM [MODEL JOB...] - what grouping is worth in experts: runs jobs (default: the demo's) with waves of
 # 8 and 16 rows in file order, by prefix, and by prefix and experts, and prints the distinct experts of a wave, a row and the
-# whole job, and the change against file order. The answers are compared too: they must be the same bytes.
+# whole job, and the change against file order. The answers are compared too: they must be the same bytes. The line "known" is
+# what grouping_bound.py finds: waves filled greedily from all requests with the routing known beforehand, which no run can
+# know ($PYTHON has numpy, or the line is left out).
 set -euo pipefail
 program=$(realpath "$1")
 shift
-root=$(dirname "$(dirname "$(realpath "$0")")")
+tools=$(dirname "$(realpath "$0")")
+root=$(dirname "$tools")
 model=${1:-$root/jobs/demo}
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] || set -- "$root"/jobs/demo/demo-{choice,generate,chat}.jsonl
@@ -15,10 +18,18 @@ trap 'rm -rf "$work"' EXIT
 number() { # SQL
     sqlite3 "$NIGHTSHIFT_DB" "$1"
 }
+# rows order waves computed experts, and waves and experts of file order
+line() {
+    printf '%-16s %4s %-8s %6s %8s ' "$(basename "$job" .jsonl)" "$1" "$2" "$3" "$4"
+    awk -v w="$3" -v r="$4" -v e="$5" -v w0="$6" -v e0="$7" 'BEGIN {
+        printf "%8.0f %12.1f %6.1f%% %11.2f %7.1f%%\n", e, e / w, 100 * (e / w / (e0 / w0) - 1), e / r, 100 * (e / e0 - 1)
+    }'
+}
 sum="SELECT total(json_extract(detail, '\$.experts_distinct')) FROM waves"
 printf '%-16s %4s %-8s %6s %8s %8s %12s %7s %11s %8s\n' job rows order waves computed experts experts/wave change experts/row all
 for job in "$@"; do
     want=
+    known=
     for rows in 8 16; do
         base=
         for order in file prefix experts; do
@@ -36,12 +47,15 @@ for job in "$@"; do
             waves=$(number "SELECT count(*) FROM waves")
             computed=$(number "SELECT sum(n_tokens_in) FROM waves")
             experts=$(number "$sum")
-            base=${base:-"$experts $waves"}
-            printf '%-16s %4s %-8s %6s %8s ' "$(basename "$job" .jsonl)" "$rows" "$order" "$waves" "$computed"
-            awk -v e="$experts" -v w="$waves" -v r="$computed" -v base="$base" 'BEGIN {
-                split(base, b, " ")
-                printf "%8.0f %12.1f %6.1f%% %11.2f %7.1f%%\n", e, e / w, 100 * (e / w / (b[1] / b[2]) - 1), e / r, 100 * (e / b[1] - 1)
-            }'
+            [ "$order" != file ] || base="$waves $experts"
+            # shellcheck disable=SC2086
+            line "$rows" "$order" "$waves" "$computed" "$experts" $base
+            [ "$order/$rows" != file/8 ] || known=$("${PYTHON:-python3}" "$tools/grouping_bound.py" "$model" "$work/queue.db" 8 16) ||
+                echo "without the line of what is possible at most" >&2
         done
+        while read -r size waves computed experts; do
+            # shellcheck disable=SC2086
+            [ "$size" != "$rows" ] || line "$rows" known "$waves" "$computed" "$experts" $base
+        done <<<"$known"
     done
 done
