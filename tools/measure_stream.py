@@ -6,6 +6,11 @@ Parts:
   rates     small cold waves against `bench disk` of the same run; a large wave's stalls; time lost between disk and cores
   layers    waves over the first layers only (a skeleton of a model too large to compute whole), and the plan's floor
 
+The ceiling of rates is a mix. `bench disk` measures two kinds of reads that a wave makes: dense blocks in file order and
+experts here and there, which are smaller and far from each other and come slower whoever reads them. So a wave of so many
+bytes of either kind is compared with the time that `bench disk` needed for those bytes, at the best depth of each kind. The
+share of the one best rate of all is printed beside it: no wave that reads experts can have all of that.
+
 Every run starts with a cold page cache and is an ordinary run of the program. Each part says what it wants and fails when
 it does not get it; bytes read are compared with what had to be read in all of them. Options:
   --budgets 1G,2G,4G,8G,16G   of same; the results at the first are compared with the others'
@@ -134,8 +139,8 @@ def best_rates(disk):
 
 
 def wave_line(w, best):
-    """Of one wave: its rate against that of the same bytes in `bench disk`, and against the best rate of all; stalls;
-    the longer of disk and compute."""
+    """Of one wave: its rate against the mix of rates for its bytes, and against the best rate of all; stalls; the longer of
+    disk and compute."""
     dense = w["trunk_bytes"] + w["head_bytes"] + w["embed_bytes"]
     least = dense / best["blocks"] + w["expert_bytes"] / best["experts"]
     plain = (dense + w["expert_bytes"]) / max(best.values())
@@ -156,8 +161,8 @@ def rates(b):
         want(status == 0 and len(waves) > 2 and waves[0]["rows"] == rows, "waves of %d rows, cold" % rows)
         for i, w in enumerate(waves):
             share, plain, stall, overlap = wave_line(w, best)
-            line = ("rate of reading / bench disk: %.3f (%.3f of its best; wall %.2f s, disk %.2f s, stall %.2f s), "
-                    "the longer of disk and compute / wall: %.3f" %
+            line = ("rate of reading: %.3f of the mix, %.3f of the best rate of bench disk (wall %.2f s, disk %.2f s, "
+                    "stall %.2f s), the longer of disk and compute / wall: %.3f" %
                     (share, plain, w["wall_s"], w["disk_s"], w["stall_s"], overlap))
             want(share >= 0.85 and overlap >= 0.85, "wave %d: %s" % (i + 1, line))
         b.read_once(waves, memory, rows)

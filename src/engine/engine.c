@@ -86,6 +86,8 @@ static enum ns_code open_parts(struct ns_engine *e, const char *dir, struct ns_e
         rc = ns_fingerprint(dir, e->shards, e->budget, e->fingerprint, e->tokenizer_fingerprint, err);
     if (rc == NS_OK && e->options.spill_dir && e->n_kda)
         rc = ns_spill_open(e, err);
+    if (rc == NS_OK)
+        ns_store_get_ready(e->store);
     return rc;
 }
 

@@ -8,7 +8,8 @@
  *        disk would idle through the first layers and be the limit in the others. When the room changes, tiles only come
  *        or only go. Which experts stay is residency.c's.
  *        The tiles' memory is taken at once and made present in the background, with that of ring and slots: first used
- *        inside a read, it would have to be cleared there while the disk waits.
+ *        inside a read, it would have to be cleared there while the disk waits. A tile whose memory is not there yet is read
+ *        as if it did not stay, and stays from the next wave on. A little memory is not worth that.
  * INVARIANTS
  *   1. What stays fits in the room, and of one kind less than a tile's room is left over.   (stay_test: room_is_used)
  *   2. What a plan measures is what a full store holds.                                     (stay_test: plan_is_kept)
@@ -20,6 +21,8 @@
 
 /* What a block takes beside its bytes: it is aligned, and has a head. */
 #define BLOCK_EXTRA (2 * NS_STORE_ALIGN)
+#define LITTLE      ((size_t)16 << 20)
+#define READY_MS    2000
 
 static uint64_t room_of(const struct ns_tile *tile)
 {
@@ -183,10 +186,17 @@ static enum ns_code keep_tiles(struct ns_store *s, const struct ns_tile *list, s
     return rc;
 }
 
-/* Memory for the tiles that stay and have none yet, and a prefill of it, in the order of use. */
+bool ns_tiles_may_load(const struct ns_store *s, const struct ns_kept_tile *k)
+{
+    if (!k->block || k->loading) /* a tile named twice is read plainly the second time */
+        return false;
+    return !s->prefill || k->part == NS_NO_PART || ns_prefill_has(s->prefill, k->part);
+}
+
+/* Memory for the tiles that stay and have none yet, and a prefill of what nothing was read into, in the order of use. */
 static void take_blocks(struct ns_store *s, const struct ns_tile *list, size_t n)
 {
-    size_t n_parts = 0;
+    size_t n_parts = 0, sum = 0;
     struct ns_bulk *part = ns_budget_take(s->budget, (2 + n) * sizeof *part, NULL);
     if (part && !s->prefilled) {
         part[n_parts++] = (struct ns_bulk){s->tiles.ring, s->tiles.n_slots * s->tiles.slot_bytes};
@@ -194,15 +204,23 @@ static void take_blocks(struct ns_store *s, const struct ns_tile *list, size_t n
     }
     for (size_t i = 0; i < n; i++) {
         struct ns_kept_tile *k = ns_tiles_find_kept(&s->tiles, &list[i]);
-        if (!k || k->block)
+        if (!k || k->ready)
             continue;
         size_t bytes = ns_window_of(&s->layout, k->tensor->shard, ns_tile_offset(&list[i]), ns_tile_bytes(&list[i])).n;
-        k->block = ns_bulk_take(&s->kept, bytes, NULL);
-        if (part && k->block)
-            part[n_parts++] = (struct ns_bulk){k->block, bytes};
+        if (!k->block)
+            k->block = ns_bulk_take(&s->kept, bytes, NULL);
+        k->part = NS_NO_PART;
+        if (!part || !k->block)
+            continue;
+        sum += bytes;
+        if (sum > LITTLE)
+            k->part = (uint32_t)n_parts;
+        part[n_parts++] = (struct ns_bulk){k->block, bytes};
     }
     if (n_parts > 0)
         s->prefill = ns_prefill_start(s->budget, part, n_parts);
+    if (s->prefill && s->prefilled)
+        (void)ns_prefill_wait(s->prefill, 0); /* a wave is about to begin */
     s->prefilled = true;
     ns_budget_give(s->budget, part);
 }
@@ -225,6 +243,12 @@ enum ns_code ns_store_keep(struct ns_store *s, const struct ns_tile *list, size_
     s->room = room;
     take_blocks(s, list, n);
     return rc;
+}
+
+void ns_store_get_ready(struct ns_store *store)
+{
+    if (store->prefill)
+        (void)ns_prefill_wait(store->prefill, READY_MS); /* the rest comes while waves go by */
 }
 
 size_t ns_store_room(const struct ns_store *store)

@@ -88,6 +88,9 @@ void ns_keep_measure(const struct ns_tile *list, size_t n, uint64_t room, size_t
  * then tiles. NS_BUDGET: other has not enough, or the tables found no memory; then less stays, or nothing. */
 NS_MUST_CHECK enum ns_code ns_store_keep(struct ns_store *store, const struct ns_tile *list, size_t n, size_t room,
                                          struct ns_budget *other, struct ns_error *err);
+/* Before the first wave: waits until the memory of what stays is there, but not for long. It is made present in the
+ * background anyway, where it takes cores and time from a wave that reads. */
+void ns_store_get_ready(struct ns_store *store);
 size_t ns_store_room(const struct ns_store *store); /* as set last; at first what the options say */
 bool ns_store_in_wave(const struct ns_store *store);
 

@@ -118,8 +118,11 @@ struct ns_kept_tile {
     bool stays;
     bool loading, ready; /* its bytes are on the way, or there */
     uint8_t *block;      /* owned */
+    uint32_t part;       /* of the store's prefill; NS_NO_PART: it never was */
     size_t skip;         /* from the block's start to the first byte */
 };
+
+#define NS_NO_PART UINT32_MAX
 
 struct ns_tiles {
     size_t tile_bytes, slot_bytes;
@@ -200,6 +203,8 @@ void ns_tiles_fini(struct ns_store *store);
 void ns_tiles_end(struct ns_store *store);
 /* stay.c: NULL when it does not stay. */
 struct ns_kept_tile *ns_tiles_find_kept(const struct ns_tiles *tiles, const struct ns_tile *tile);
+/* Has it a block that may be read into now? */
+bool ns_tiles_may_load(const struct ns_store *store, const struct ns_kept_tile *kept);
 
 NS_MUST_CHECK enum ns_code ns_experts_init(struct ns_store *store, const struct ns_store_options *options,
                                            struct ns_error *err);

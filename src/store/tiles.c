@@ -94,7 +94,7 @@ static void start_reads(struct ns_store *s)
             return;
         slot->window = ns_window_of(&s->layout, tile->tensor->shard, ns_tile_offset(tile), ns_tile_bytes(tile));
         assert(slot->window.n <= t->slot_bytes);
-        bool stays = kept && kept->block && !kept->loading; /* a tile named twice is read plainly the second time */
+        bool stays = kept && ns_tiles_may_load(s, kept);
         slot->keep = stays ? kept : NULL;
         if (stays)
             kept->loading = true;

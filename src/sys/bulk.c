@@ -1,23 +1,27 @@
 /* bulk.c - blocks for bulk data: weights, activations, states.
  *
  * WHAT   A block asks for large pages where they lie wholly inside it. A prefill is a few threads that make blocks present
- *        in the background, in a given order.
- * WHY    The first use of a page costs a fault and its clearing. Where that happens inside a read the disk waits for it,
- *        and a read into many small pages costs more for each of them.
+ *        in the background, in a given order, and say which are.
+ * WHY    The first use of a page costs a fault and its clearing, and in a virtual machine the host's fault as well. Where
+ *        that happens inside a read the disk waits for it, and a read into many small pages costs more for each of them.
+ *        While nobody waits for them any more the threads are last in line: the cores belong to the wave.
  * INVARIANTS
  *   1. A block takes no more memory than its bytes and what a small page rounds.   (bulk_test: no_page_beyond_the_end)
  *   2. A prefill changes nothing in a block, which may be in use meanwhile.        (bulk_test: prefill_changes_nothing)
+ *   3. A block of which it is said is present, as far as the system allows.        (bulk_test: prefill_makes_present)
  * THREADS  The prefill's own; each takes the next block that none has taken. */
 #define _GNU_SOURCE
 #include "sys/sys_impl.h"
 
 #include <stdatomic.h>
-#include <string.h>
 #include <sys/mman.h>
+#ifdef __linux__
+#include <sys/resource.h>
+#endif
 
 #define SMALL_PAGE  ((size_t)4096)
 #define LARGE_PAGE  ((size_t)2 << 20)
-#define STEP_BYTES  ((size_t)16 << 20) /* between two looks at the flag */
+#define STEP_BYTES  ((size_t)4 << 20) /* between two looks at the flag */
 #define THREADS_MAX 4
 
 void *ns_bulk_take(struct ns_budget *budget, size_t bytes, struct ns_error *err)
@@ -41,50 +45,102 @@ static void populate(void *block, size_t bytes)
 #endif
 }
 
+struct part {
+    struct ns_bulk bulk;
+    atomic_bool present; /* relaxed: the pages are the kernel's, no byte passes between threads here */
+};
+
 struct ns_prefill {
     /* fixed after init */
     struct ns_thread *thread[THREADS_MAX];
     unsigned n_threads;
     struct ns_budget *budget;
+    struct ns_mutex *mu;
+    struct ns_cond *finished;
     size_t n;
-    /* relaxed: both order nothing, starting and joining do */
+    /* guarded by mu */
+    size_t n_present;
+    /* relaxed: they order nothing, starting and joining do */
     atomic_size_t next;
-    atomic_bool stop;
+    atomic_bool stop, polite;
     /* fixed after init */
-    struct ns_bulk part[];
+    struct part part[];
 };
+
+/* Last in line for the cores; where a priority is a whole process's, it stays as it is. */
+static void be_polite(void)
+{
+#ifdef __linux__
+    (void)setpriority(PRIO_PROCESS, 0, 19); /* of this thread only; refused, it is one among many */
+#endif
+}
 
 static void run(void *arg)
 {
     struct ns_prefill *p = arg;
     size_t i;
-    while ((i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < p->n)
-        for (size_t at = 0; at < p->part[i].bytes; at += STEP_BYTES) {
+    bool polite = false;
+    while ((i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < p->n) {
+        struct part *part = &p->part[i];
+        for (size_t at = 0; at < part->bulk.bytes; at += STEP_BYTES) {
             if (atomic_load_explicit(&p->stop, memory_order_relaxed))
                 return;
-            size_t left = p->part[i].bytes - at;
-            populate((uint8_t *)p->part[i].block + at, left < STEP_BYTES ? left : STEP_BYTES);
+            if (!polite && atomic_load_explicit(&p->polite, memory_order_relaxed)) {
+                be_polite();
+                polite = true;
+            }
+            size_t left = part->bulk.bytes - at;
+            populate((uint8_t *)part->bulk.block + at, left < STEP_BYTES ? left : STEP_BYTES);
         }
+        atomic_store_explicit(&part->present, true, memory_order_relaxed);
+        ns_mutex_lock(p->mu);
+        if (++p->n_present == p->n)
+            ns_cond_signal(p->finished);
+        ns_mutex_unlock(p->mu);
+    }
 }
 
 struct ns_prefill *ns_prefill_start(struct ns_budget *budget, const struct ns_bulk *part, size_t n)
 {
-    struct ns_prefill *p = ns_budget_take(budget, sizeof *p + n * sizeof *part, NULL);
+    struct ns_prefill *p = ns_budget_take(budget, sizeof *p + n * sizeof p->part[0], NULL);
     if (!p)
         return NULL;
     p->budget = budget;
     p->n = n;
-    memcpy(p->part, part, n * sizeof *part);
+    p->mu = ns_mutex_open();
+    p->finished = ns_cond_open();
+    for (size_t i = 0; i < n; i++) {
+        p->part[i].bulk = part[i];
+        atomic_init(&p->part[i].present, false);
+    }
     atomic_init(&p->next, 0);
     atomic_init(&p->stop, false);
+    atomic_init(&p->polite, false);
     unsigned cores = ns_cpu_physical(), most = cores < THREADS_MAX ? cores : THREADS_MAX;
-    for (unsigned i = 0; i < most && i < n; i++)
+    for (unsigned i = 0; p->mu && p->finished && i < most && i < n; i++)
         if (ns_thread_start(run, p, &p->thread[p->n_threads], NULL) == NS_OK)
             p->n_threads++;
     if (p->n_threads > 0)
         return p;
-    ns_budget_give(budget, p);
+    ns_prefill_end(p);
     return NULL;
+}
+
+bool ns_prefill_wait(struct ns_prefill *p, uint64_t timeout_ms)
+{
+    uint64_t until = ns_clock_mono_ns() + timeout_ms * 1000000u, now;
+    ns_mutex_lock(p->mu);
+    while (p->n_present < p->n && (now = ns_clock_mono_ns()) < until)
+        (void)ns_cond_wait_ms(p->finished, p->mu, (until - now) / 1000000u + 1);
+    bool all = p->n_present == p->n;
+    ns_mutex_unlock(p->mu);
+    atomic_store_explicit(&p->polite, true, memory_order_relaxed);
+    return all;
+}
+
+bool ns_prefill_has(const struct ns_prefill *prefill, size_t i)
+{
+    return atomic_load_explicit(&prefill->part[i].present, memory_order_relaxed);
 }
 
 void ns_prefill_end(struct ns_prefill *prefill)
@@ -94,5 +150,7 @@ void ns_prefill_end(struct ns_prefill *prefill)
     atomic_store_explicit(&prefill->stop, true, memory_order_relaxed);
     for (unsigned i = 0; i < prefill->n_threads; i++)
         ns_thread_join(prefill->thread[i]);
+    ns_cond_close(prefill->finished);
+    ns_mutex_close(prefill->mu);
     ns_budget_give(prefill->budget, prefill);
 }

@@ -103,6 +103,8 @@ static void prefill_makes_present(void **state)
     for (int i = 0; i < 10000 && pages_present(part.block, bytes) < bytes / PAGE; i++)
         ns_sleep_ms(2);
     assert_int_equal(pages_present(part.block, bytes), bytes / PAGE);
+    assert_true(ns_prefill_wait(p, 600000));
+    assert_true(ns_prefill_has(p, 0));
     ns_prefill_end(p);
     ns_budget_give(&b, part.block);
     ns_budget_fini(&b);
@@ -122,7 +124,12 @@ static void prefill_may_end_early_or_never_begin(void **state)
     assert_non_null(part.block);
     ns_prefill_end(ns_prefill_start(&b, &part, 1));
     assert_int_equal(ns_budget_used(&b), bytes);
-    for (uint64_t nth = 1; nth <= 2; nth++) { /* its own memory, the thread's */
+    struct ns_prefill *p = ns_prefill_start(&b, &part, 1);
+    assert_non_null(p);
+    bool all = ns_prefill_wait(p, 0); /* as fast as it may be, it does not say so before */
+    assert_true(!all || ns_prefill_has(p, 0));
+    ns_prefill_end(p);
+    for (uint64_t nth = 1; nth <= 4; nth++) { /* its own memory, mutex, condition, the thread's */
         ns_fault_arm(NS_FAULT_ALLOC, nth);
         assert_null(ns_prefill_start(&b, &part, 1));
         ns_fault_disarm();
