@@ -17,12 +17,19 @@ struct scratch {
     char path[512]; /* of the last scratch_path */
 };
 
-/* TMPDIR decides where; O_DIRECT works on most disks and not on every memory file system. */
-static inline void scratch_open(struct scratch *s)
+/* A new folder, its name in dir. TMPDIR decides where; O_DIRECT works on most disks and not on every memory file system. */
+static inline void scratch_folder(char *dir, size_t size)
 {
     const char *base = getenv("TMPDIR");
-    snprintf(s->dir, sizeof s->dir, "%s/ns-test-XXXXXX", base && *base && strlen(base) < 200 ? base : "/tmp");
-    assert_non_null(mkdtemp(s->dir));
+    int n = snprintf(dir, size, "%s/ns-test-XXXXXX", base && *base ? base : "/tmp");
+    if (n < 0 || (size_t)n >= size)
+        fail_msg("TMPDIR is too long: a folder there has a name of %d bytes, at most %zu fit", n, size - 1);
+    assert_non_null(mkdtemp(dir));
+}
+
+static inline void scratch_open(struct scratch *s)
+{
+    scratch_folder(s->dir, sizeof s->dir);
 }
 
 static inline void scratch_close(struct scratch *s)

@@ -5,19 +5,12 @@
  * attempt began with.
  * NS_BINARY: the program; NS_KILLS: deaths of each kind wanted, and at least 100 stops; NS_SEED. */
 #define _GNU_SOURCE
+#include "../scratch.h"
 #include "base/base.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 #include <sqlite3.h>
+#include <sys/wait.h>
 
 #define DEMO NS_SOURCE_DIR "/jobs/demo"
 
@@ -217,8 +210,7 @@ static void killed_and_stopped_runs_end_like_undisturbed_ones(void **state)
     print_message("seed %llu\n", (unsigned long long)rnd);
     binary = getenv("NS_BINARY");
     assert_non_null(binary);
-    strcpy(dir, "/tmp/demo_kill_XXXXXX");
-    assert_non_null(mkdtemp(dir));
+    scratch_folder(dir, sizeof dir);
     static const int deadly[] = {SIGKILL}, polite[] = {SIGTERM, SIGINT, SIGHUP};
     hit_until_done(deadly, 1, wanted, &rnd);
     hit_until_done(polite, 3, wanted > 100 ? wanted : 100, &rnd);

@@ -241,6 +241,14 @@ static enum ns_code keep_name(void *arg, const char *name, uint64_t bytes, struc
     return NS_OK;
 }
 
+void open_long(struct night_fixture *f, unsigned n, struct outcomes *want)
+{
+    night_fixture_open(f);
+    submit_long(f, n);
+    assert_false(run(f, 128, 0));
+    read_outcomes(f, want);
+}
+
 void list_side_files(const struct night_fixture *f, struct entries *e)
 {
     struct ns_error err = {0};

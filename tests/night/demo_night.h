@@ -46,6 +46,9 @@ enum { STEPS = 11, PROMPT = 60, NEW = 40 }; /* a wave: embedding, nine layers, h
 /* n generations that end at their limit, each with a prompt of its own. */
 void submit_long(struct night_fixture *f, unsigned n);
 
+/* Opens the fixture with them, and a queue in which one undisturbed run has come to what they are wanted to come to. */
+void open_long(struct night_fixture *f, unsigned n, struct outcomes *want);
+
 struct entries {
     char dir[128], name[64][64];
     size_t n;

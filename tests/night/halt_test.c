@@ -184,10 +184,7 @@ static void c68_second_signal_while_saving(void **state)
     static struct outcomes want;
     const char *seeds = getenv("NS_SEEDS");
     uint64_t n = seeds ? strtoull(seeds, NULL, 10) * 4 : 12;
-    night_fixture_open(&f);
-    submit_long(&f, 4);
-    assert_false(run(&f, 128, 0));
-    read_outcomes(&f, &want);
+    open_long(&f, 4, &want);
     for (uint64_t i = 0; i < n; i++) {
         char when[64];
         struct trial t = {.rows = 128, .stop_after = 3 * STEPS + 5, .second_us = 1 + i * 8000 / n};

@@ -2,17 +2,9 @@
 #define _GNU_SOURCE
 #include "night_fixture.h"
 
+#include "../scratch.h"
 #include "json/json.h"
 #include "sys/sys.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 uint64_t night_random(uint64_t *state)
 {
@@ -34,9 +26,7 @@ static void must(enum ns_code rc, const struct ns_error *err)
 void night_fixture_open(struct night_fixture *f)
 {
     *f = (struct night_fixture){0};
-    const char *where = getenv("TMPDIR");
-    snprintf(f->dir, sizeof f->dir, "%s/night_test_XXXXXX", where && *where && strlen(where) < 40 ? where : "/tmp");
-    assert_non_null(mkdtemp(f->dir));
+    scratch_folder(f->dir, sizeof f->dir);
     snprintf(f->jobs, sizeof f->jobs, "%s/jobs.jsonl", f->dir);
     ns_budget_init(&f->budget, "test", (size_t)256 << 20);
     ns_host_init();

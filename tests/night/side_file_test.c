@@ -161,10 +161,7 @@ static void c62_c64_c65_restored_or_refused_and_counted(void **state)
     (void)state;
     struct night_fixture f;
     static struct outcomes want;
-    night_fixture_open(&f);
-    submit_long(&f, 1);
-    assert_false(run(&f, 128, 0));
-    read_outcomes(&f, &want);
+    open_long(&f, 1, &want);
     for (int damage = WHOLE; damage < DAMAGES; damage++) {
         resume_one(&f, &want, 5 * STEPS, (enum damage)damage);     /* a snapshot */
         resume_one(&f, &want, 4 * STEPS + 5, (enum damage)damage); /* a decode wave */
@@ -191,10 +188,7 @@ static void every_crash_point_of_side_files(void **state)
 
     struct night_fixture f;
     static struct outcomes want;
-    night_fixture_open(&f);
-    submit_long(&f, 6);
-    assert_false(run(&f, 128, 0));
-    read_outcomes(&f, &want);
+    open_long(&f, 6, &want);
     for (size_t i = 0; i < NS_COUNT(point); i++)
         for (uint64_t visit = 1; visit <= 5; visit++) {
             char when[64];
@@ -226,10 +220,7 @@ static void t8_no_room_for_side_files(void **state)
     (void)state;
     struct night_fixture f;
     static struct outcomes want;
-    night_fixture_open(&f);
-    submit_long(&f, 2);
-    assert_false(run(&f, 128, 0));
-    read_outcomes(&f, &want);
+    open_long(&f, 2, &want);
     for (uint64_t nth = 1; nth <= 4; nth++)
         for (uint64_t steps = 3 * STEPS; steps <= 3 * STEPS + 5; steps += 5) {
             char when[64];
@@ -281,10 +272,7 @@ static void t13_flipped_side_files(void **state)
     const char *flips = getenv("NS_FLIPS"), *first = getenv("NS_SEED");
     long n = flips ? strtol(flips, NULL, 10) : 12;
     uint64_t rnd = first ? strtoull(first, NULL, 10) : 5;
-    night_fixture_open(&f);
-    submit_long(&f, 1);
-    assert_false(run(&f, 128, 0));
-    read_outcomes(&f, &want);
+    open_long(&f, 1, &want);
     for (int kind = 0; kind < 2; kind++) { /* a snapshot, a wave */
         night_fixture_new_queue(&f);
         submit_long(&f, 1);

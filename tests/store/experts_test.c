@@ -169,14 +169,25 @@ static void wanted_residents_stay(void **state)
     fixture_close(&f);
 }
 
+enum { SLOTS = 6 };
+
+/* Reads have no edges of windows, so that bytes are those of experts. */
+static void open_expecting(struct fixture *f, size_t resident_bytes)
+{
+    struct ns_store_options o = {.tile_bytes = 8192,
+                                 .ring_bytes = 1,
+                                 .expert_slots = SLOTS,
+                                 .no_direct = true,
+                                 .resident_bytes = resident_bytes};
+    fixture_open_model(f, "k3-tiny");
+    fixture_open_store(f, &o);
+}
+
 static void expected_experts_are_used(void **state)
 {
     (void)state;
     struct fixture f;
-    fixture_open_model(&f, "k3-tiny");
-    struct ns_store_options o = {
-        .tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 6, .no_direct = true}; /* bytes without edges of windows */
-    fixture_open_store(&f, &o);
+    open_expecting(&f, 0);
     struct ns_store_stats s, t;
     uint64_t all = n_moe_layers(&f) * f.config.n_experts, many = 64 * f.config.n_experts;
     /* nothing is known yet: nothing is expected */
@@ -187,13 +198,13 @@ static void expected_experts_are_used(void **state)
         assert_int_equal(run_wave(&f, ALL, wave, many, 1, NULL), NS_OK);
     /* all of them, and half of the slots early: nothing is read twice */
     ns_store_stats_get(f.store, &s);
-    assert_true(s.experts_early >= n_moe_layers(&f) * o.expert_slots / 2);
+    assert_true(s.experts_early >= n_moe_layers(&f) * SLOTS / 2);
     assert_int_equal(s.experts_read, WAVES_TO_LEARN * all);
     assert_int_equal(s.expert_bytes, s.experts_read * ns_store_expert_bytes(f.store));
     /* half of them against all expectation: they are right, and what was read in vain is counted */
     assert_int_equal(run_wave(&f, 2, 0, many, 1, NULL), NS_OK);
     ns_store_stats_get(f.store, &t);
-    uint64_t early = t.experts_early - s.experts_early, vain = n_moe_layers(&f) * o.expert_slots / 2 - early;
+    uint64_t early = t.experts_early - s.experts_early, vain = n_moe_layers(&f) * SLOTS / 2 - early;
     assert_int_equal(t.experts_read - s.experts_read, all / 2);
     assert_true(vain > 0 && t.expert_bytes - s.expert_bytes >= all / 2 * ns_store_expert_bytes(f.store));
     assert_true(t.expert_bytes - s.expert_bytes <= (all / 2 + vain) * ns_store_expert_bytes(f.store));
@@ -205,9 +216,7 @@ static void few_choices_expect_nothing(void **state)
 {
     (void)state;
     struct fixture f;
-    fixture_open_model(&f, "k3-tiny");
-    struct ns_store_options o = {.tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 6, .no_direct = true};
-    fixture_open_store(&f, &o);
+    open_expecting(&f, 0);
     struct ns_store_stats s, t;
     for (uint32_t wave = 0; wave < WAVES_TO_LEARN; wave++)
         assert_int_equal(run_wave(&f, ALL, wave, 64 * f.config.n_experts, 1, NULL), NS_OK);
@@ -226,10 +235,7 @@ static void what_nobody_wants_is_not_read(void **state)
 {
     (void)state;
     struct fixture f;
-    fixture_open_model(&f, "k3-tiny");
-    struct ns_store_options o = {
-        .tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 6, .no_direct = true, .resident_bytes = (size_t)64 << 20};
-    fixture_open_store(&f, &o);
+    open_expecting(&f, (size_t)64 << 20);
     struct ns_store_stats s;
     uint64_t wanted = n_moe_layers(&f) * (f.config.n_experts - 1);
     assert_true((f.config.n_experts - 1) * 10 >= f.config.n_experts * 9);
