@@ -5,6 +5,7 @@
  * attempt began with.
  * NS_BINARY: the program; NS_KILLS: deaths of each kind wanted, and at least 100 stops; NS_SEED. */
 #define _GNU_SOURCE
+#include "../random.h"
 #include "../scratch.h"
 #include "base/base.h"
 
@@ -16,14 +17,6 @@
 
 static char dir[64], db[96];
 static const char *binary;
-
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
 
 static pid_t start(char *const argv[], const char *out_path)
 {
@@ -163,9 +156,9 @@ static int count_state(const char *state)
 static bool hit_once(uint64_t *rnd, int signal_no, uint64_t whole_us)
 {
     char rows[16];
-    snprintf(rows, sizeof rows, "%u", (unsigned)(16 + next_random(rnd) % 300));
+    snprintf(rows, sizeof rows, "%u", (unsigned)(16 + test_random(rnd) % 300));
     pid_t pid = start_run(rows);
-    usleep((useconds_t)(next_random(rnd) % whole_us));
+    usleep((useconds_t)(test_random(rnd) % whole_us));
     kill(pid, signal_no);
     int status = wait_for(pid);
     if (signal_no == SIGKILL && WIFSIGNALED(status))

@@ -79,8 +79,8 @@ static void stop_after_stop(struct night_fixture *f, const struct outcomes *want
     submit(f, 1, 3);
     size_t stops = 0;
     for (bool stopped = true; stopped; stops++) {
-        uint32_t rows = (uint32_t)(16 + night_random(&rnd) % 300);
-        stopped = run(f, rows, 1 + night_random(&rnd) % 60);
+        uint32_t rows = (uint32_t)(16 + test_random(&rnd) % 300);
+        stopped = run(f, rows, 1 + test_random(&rnd) % 60);
         night_fixture_check(f);
     }
     read_outcomes(f, &got);

@@ -52,8 +52,8 @@ static int run_child(struct night_fixture *f, uint32_t rows)
 /* One life: true when it ended by itself (the queue is done), false when it was killed. */
 static bool live_once(struct night_fixture *f, uint64_t *rnd, uint64_t wave_us, uint64_t from_wave)
 {
-    uint32_t rows = (uint32_t)(8 + night_random(rnd) % 200);
-    uint64_t delay_us = night_random(rnd) % (4 * wave_us);
+    uint32_t rows = (uint32_t)(8 + test_random(rnd) % 200);
+    uint64_t delay_us = test_random(rnd) % (4 * wave_us);
     int pipe_fd[2];
     assert_int_equal(pipe(pipe_fd), 0);
     pid_t pid = fork();
@@ -109,8 +109,8 @@ static void killed_runs_end_like_undisturbed_ones(void **state)
     night_fixture_open(&f);
     uint64_t kills = 0, jobs = 0;
     while (kills < kills_wanted) {
-        uint64_t job_seed = night_random(&rnd);
-        size_t n = 40 + night_random(&rnd) % 60;
+        uint64_t job_seed = test_random(&rnd);
+        size_t n = 40 + test_random(&rnd) % 60;
         struct night_tally want, before = {0}, now;
         uint64_t wave_us = undisturbed(&f, job_seed, n, &want);
         night_fixture_submit(&f, job_seed, n);

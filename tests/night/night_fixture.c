@@ -6,14 +6,6 @@
 #include "json/json.h"
 #include "sys/sys.h"
 
-uint64_t night_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-
 static void must(enum ns_code rc, const struct ns_error *err)
 {
     if (rc == NS_OK)
@@ -86,22 +78,22 @@ static void put_ids(FILE *out, uint64_t *rnd, size_t n)
 {
     fputc('[', out);
     for (size_t i = 0; i < n; i++)
-        fprintf(out, "%s%u", i ? "," : "", (unsigned)(night_random(rnd) % 4900));
+        fprintf(out, "%s%u", i ? "," : "", (unsigned)(test_random(rnd) % 4900));
     fputc(']', out);
 }
 
 static void put_line(FILE *out, uint64_t *rnd, size_t i)
 {
-    uint64_t kind = night_random(rnd) % 4;
-    size_t n = 1 + night_random(rnd) % 40;
-    unsigned max_tokens = (unsigned)(1 + night_random(rnd) % 40);
+    uint64_t kind = test_random(rnd) % 4;
+    size_t n = 1 + test_random(rnd) % 40;
+    unsigned max_tokens = (unsigned)(1 + test_random(rnd) % 40);
     if (kind == 0) {
         fprintf(out, "{\"custom_id\":\"c%zu\",\"prompt\":", i);
         put_ids(out, rnd, n);
         fprintf(out, ",\"choices\":[");
         for (size_t c = 0; c < 3; c++) {
             fputs(c ? "," : "", out);
-            put_ids(out, rnd, 1 + night_random(rnd) % 4);
+            put_ids(out, rnd, 1 + test_random(rnd) % 4);
         }
         fprintf(out, "],\"answer\":1}\n");
     } else if (kind == 1) {
@@ -115,8 +107,8 @@ static void put_line(FILE *out, uint64_t *rnd, size_t i)
         fprintf(out, "\"prompt\":");
         put_ids(out, rnd, n);
         fprintf(out, ",\"max_tokens\":%u,\"logprobs\":%u,\"echo\":%s,\"ignore_eos\":%s,\"return_token_ids\":true}}\n",
-                max_tokens, (unsigned)(night_random(rnd) % 4), kind == 2 ? "true" : "false",
-                night_random(rnd) % 2 ? "true" : "false");
+                max_tokens, (unsigned)(test_random(rnd) % 4), kind == 2 ? "true" : "false",
+                test_random(rnd) % 2 ? "true" : "false");
     }
 }
 

@@ -3,6 +3,7 @@
 #ifndef NS_NIGHT_FIXTURE_H
 #define NS_NIGHT_FIXTURE_H
 
+#include "../random.h"
 #include "fake_machine.h"
 #include "night/night.h"
 
@@ -39,7 +40,5 @@ struct night_tally {
 void night_fixture_tally(struct night_fixture *f, struct night_tally *out);
 /* The response or error text of one request, into out. */
 void night_fixture_result(struct night_fixture *f, const char *custom_id, char *out, size_t size);
-
-uint64_t night_random(uint64_t *state); /* splitmix64 */
 
 #endif

@@ -253,10 +253,10 @@ static long flip_byte(const char *path, long i, uint64_t *rnd)
     FILE *file = fopen(path, "r+b");
     assert_non_null(file);
     assert_int_equal(fseek(file, 0, SEEK_END), 0);
-    long at = i < 4 ? i * 30 : (long)(night_random(rnd) % (uint64_t)ftell(file));
+    long at = i < 4 ? i * 30 : (long)(test_random(rnd) % (uint64_t)ftell(file));
     assert_int_equal(fseek(file, at, SEEK_SET), 0);
     assert_int_equal(fread(&byte, 1, 1, file), 1);
-    byte ^= (uint8_t)(1 + night_random(rnd) % 255);
+    byte ^= (uint8_t)(1 + test_random(rnd) % 255);
     assert_int_equal(fseek(file, at, SEEK_SET), 0);
     assert_int_equal(fwrite(&byte, 1, 1, file), 1);
     assert_int_equal(fclose(file), 0);

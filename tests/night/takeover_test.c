@@ -92,8 +92,8 @@ static bool stop_and_take_over(struct night_fixture *f, size_t n, const struct n
 {
     struct night_tally taken, got;
     int status;
-    pid_t old = start(f, (uint32_t)(8 + night_random(&rnd) % 60), NS_NO_TOKEN);
-    usleep((useconds_t)(night_random(&rnd) % 60000)); /* the moment; the run is under way whatever it is */
+    pid_t old = start(f, (uint32_t)(8 + test_random(&rnd) % 60), NS_NO_TOKEN);
+    usleep((useconds_t)(test_random(&rnd) % 60000)); /* the moment; the run is under way whatever it is */
     assert_int_equal(kill(old, SIGSTOP), 0);
     assert_int_equal(waitpid(old, &status, WUNTRACED), old);
     if (!WIFSTOPPED(status)) {
@@ -101,7 +101,7 @@ static bool stop_and_take_over(struct night_fixture *f, size_t n, const struct n
         return false;
     }
     f->takeover = true;
-    assert_int_equal(end_of(start(f, (uint32_t)(8 + night_random(&rnd) % 60), NS_NO_TOKEN)), 0);
+    assert_int_equal(end_of(start(f, (uint32_t)(8 + test_random(&rnd) % 60), NS_NO_TOKEN)), 0);
     f->takeover = false;
     night_fixture_check(f);
     night_fixture_tally(f, &taken);
@@ -124,8 +124,8 @@ static void t7_stopped_runners_are_taken_over(void **state)
     for (uint64_t stops = 0, runs = 0; stops < rounds; runs++) {
         struct night_tally want;
         assert_true(runs < 20 * rounds + 20); /* some end before they are stopped, not nearly all */
-        uint64_t seed = night_random(&rnd);
-        size_t n = 20 + night_random(&rnd) % 40;
+        uint64_t seed = test_random(&rnd);
+        size_t n = 20 + test_random(&rnd) % 40;
         undisturbed(&f, seed, n, &want);
         night_fixture_submit(&f, seed, n);
         stops += stop_and_take_over(&f, n, &want);
@@ -143,7 +143,7 @@ static void submit_poisoned(struct night_fixture *f, size_t n, const size_t *cul
         for (size_t c = 0; c < n_culprits; c++)
             bad = bad || culprit[c] == i;
         fprintf(out, "{\"custom_id\":\"r%zu\",\"prompt\":[%zu,%d],\"max_tokens\":%u}\n", i, 1 + i % 900,
-                bad ? POISON : 7, (unsigned)(1 + night_random(&rnd) % 9));
+                bad ? POISON : 7, (unsigned)(1 + test_random(&rnd) % 9));
     }
     assert_int_equal(fclose(out), 0);
     night_fixture_submit_file(f);
@@ -156,9 +156,9 @@ static void t11_culprits_fail_alone(void **state)
     night_fixture_open(&f);
     size_t most = 0;
     for (uint64_t round = 0; round < rounds || round < 50; round++) {
-        size_t n = 1 + night_random(&rnd) % 100, starts = 0, allowed = 5, culprit[3], n_culprits = 1 + round % 3;
+        size_t n = 1 + test_random(&rnd) % 100, starts = 0, allowed = 5, culprit[3], n_culprits = 1 + round % 3;
         n_culprits = n_culprits < n ? n_culprits : n;
-        size_t first = night_random(&rnd) % n;
+        size_t first = test_random(&rnd) % n;
         for (size_t c = 0; c < n_culprits; c++)
             culprit[c] = (first + c * (n / n_culprits)) % n; /* apart from each other */
         for (size_t slots = 1; slots < n; slots *= 2)
@@ -166,7 +166,7 @@ static void t11_culprits_fail_alone(void **state)
         submit_poisoned(&f, n, culprit, n_culprits);
         int status;
         do {
-            status = end_of(start(&f, (uint32_t)(8 + night_random(&rnd) % 60), POISON));
+            status = end_of(start(&f, (uint32_t)(8 + test_random(&rnd) % 60), POISON));
             assert_true(WIFEXITED(status) || WTERMSIG(status) == SIGABRT);
             night_fixture_check(&f);
             starts++;

@@ -1,5 +1,6 @@
 /* damage_test.c - a database with a page that is not what it was: no run starts on it and doctor finds it; it is never taken
  * for sound. NS_FLIPS: how many pages are damaged (each page in each way when there are fewer); NS_SEED. */
+#include "../random.h"
 #include "rig.h"
 
 enum { PAGE = 4096, PAGES_MOST = 400, WAYS = 3 };
@@ -74,14 +75,6 @@ static size_t list_pages(struct rig *g, size_t page[PAGES_MOST])
     return n;
 }
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-
 /* Leaves without entries: one says the same as the other. */
 static bool are_empty(const uint8_t *a, const uint8_t *b)
 {
@@ -95,7 +88,7 @@ static bool spoil(uint8_t *page, int way, const uint8_t *other, uint64_t *rnd)
     memcpy(was, page, PAGE);
     if (way == 0)
         for (size_t i = 0; i < PAGE; i++)
-            page[i] ^= (uint8_t)next_random(rnd);
+            page[i] ^= (uint8_t)test_random(rnd);
     else if (way == 1)
         memset(page, 0, PAGE);
     else
@@ -137,7 +130,7 @@ static void t13_no_damaged_page_passes(void **state)
         uint8_t was[PAGE], *p = bytes + page[i % n_pages] * PAGE;
         int way = (int)(i / n_pages % WAYS);
         memcpy(was, p, PAGE);
-        if (spoil(p, way, bytes + page[next_random(&rnd) % n_pages] * PAGE, &rnd)) {
+        if (spoil(p, way, bytes + page[test_random(&rnd) % n_pages] * PAGE, &rnd)) {
             spoiled++;
             scratch_write(&g.scratch, "damaged.db", bytes, n);
             bool found = is_found(&g, path);

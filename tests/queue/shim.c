@@ -1,5 +1,6 @@
 /* shim.c - see shim.h. Every file object carries the real one behind it. The list of unsynced writes keeps what was there
  * before each, so that a cut can undo any of them. */
+#include "../random.h"
 #include "shim.h"
 
 #include <assert.h>
@@ -49,14 +50,6 @@ static bool fails(enum shim_call call)
     return true;
 }
 
-static uint64_t next_random(void)
-{
-    uint64_t z = shim.seed += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-
 static struct shim_file *of(sqlite3_file *f)
 {
     return (struct shim_file *)(void *)f;
@@ -102,17 +95,17 @@ static void cut_side_files(int sector);
 
 static void cut(void)
 {
-    int sector = next_random() % 2 ? 512 : 4096;
+    int sector = test_random(&shim.seed) % 2 ? 512 : 4096;
     cut_side_files(sector);
     for (struct unsynced *u = shim.writes; u; u = u->next)
         for (int at = 0; at < u->n; at += sector) {
             int n = u->n - at < sector ? u->n - at : sector;
-            uint64_t fate = next_random() % 4; /* kept, kept, dropped, garbled */
+            uint64_t fate = test_random(&shim.seed) % 4; /* kept, kept, dropped, garbled */
             if (fate < 2)
                 continue;
             if (fate == 3)
                 for (int i = 0; i < n; i++)
-                    u->old[at + i] = (unsigned char)next_random();
+                    u->old[at + i] = (unsigned char)test_random(&shim.seed);
             u->file->real->pMethods->xWrite(u->file->real, u->old + at, n, u->offset + at);
         }
     _exit(99);
@@ -222,20 +215,20 @@ static void cut_side_files(int sector)
 {
     for (struct unsynced_side *u = sides; u; u = u->next) {
         if (u->name[0]) {
-            if (next_random() % 2)
+            if (test_random(&shim.seed) % 2)
                 __real_rename(u->name[1], u->name[0]);
             continue;
         }
         for (size_t at = 0; at < u->n; at += (size_t)sector) {
             unsigned char bytes[4096] = {0};
             size_t n = u->n - at < (size_t)sector ? u->n - at : (size_t)sector;
-            uint64_t fate = next_random() % 4;
+            uint64_t fate = test_random(&shim.seed) % 4;
             for (size_t i = 0; fate == 3 && i < n; i++)
-                bytes[i] = (unsigned char)next_random();
+                bytes[i] = (unsigned char)test_random(&shim.seed);
             if (fate >= 2 && __real_pwrite(u->fd, bytes, n, u->offset + (off_t)at) != (ssize_t)n)
                 _exit(98);
         }
-        if (next_random() % 3 == 0 && ftruncate(u->fd, u->old_size) != 0)
+        if (test_random(&shim.seed) % 3 == 0 && ftruncate(u->fd, u->old_size) != 0)
             _exit(98);
     }
 }

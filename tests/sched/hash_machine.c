@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "../random.h"
 #include "hash_machine.h"
 
 #include <stdlib.h>
@@ -31,10 +32,7 @@ struct ns_wave {
 
 uint32_t rng_below(struct rng *rng, uint32_t n)
 {
-    uint64_t z = (rng->s += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (uint32_t)((z ^ (z >> 31)) % n);
+    return (uint32_t)(test_random(&rng->s) % n);
 }
 
 uint64_t hash_start(void)
