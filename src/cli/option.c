@@ -121,7 +121,7 @@ const struct ns_verb ns_verbs[] = {
      "write a batch's results as JSON lines",
      "Successes go to the output (standard output without -o), everything else to --errors; --merged puts all into one "
      "file. Files appear whole or not at all. A batch that is not finished is refused (75) without --partial. "
-     "The output may not be the file that was submitted, under whatever name.\n\n"
+     "The output may not be a file that was submitted, under whatever name.\n\n"
      "Exits 1 when some requests failed and 2 when all did.",
      "nightshift export @last -o out.jsonl --errors bad.jsonl\nnightshift export @last --summary"},
     {"get", "results", "BATCH CUSTOM_ID", 2, 2, 0,

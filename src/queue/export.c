@@ -34,6 +34,22 @@ static enum ns_code refuse_same(const char *output, const char *other, const cha
     return ns_error_set(err, NS_CANTCREAT, "%s is %s (%s): nothing was written", output, what, other);
 }
 
+/* Files that other batches of this queue were read from are somebody's input too. */
+static enum ns_code refuse_inputs(struct exporting *e, const char *target, struct ns_error *err)
+{
+    sqlite3_stmt *stmt = NULL;
+    if (!target || !ns_path_exists(target))
+        return NS_OK;
+    enum ns_code rc =
+        ns_sql_rows(e->q, &stmt, err, "SELECT DISTINCT input_name FROM batches WHERE id <> ?", "i", e->batch_id);
+    while (ns_sql_more(e->q, stmt, &rc, err)) {
+        const char *input = ns_sql_text(stmt, 0);
+        if (input && ns_path_same(target, input))
+            rc = refuse_same(target, input, "the input of another batch", err);
+    }
+    return rc;
+}
+
 static enum ns_code check_targets(struct exporting *e, const char *input, struct ns_error *err)
 {
     const struct ns_export_options *o = e->o;
@@ -41,6 +57,8 @@ static enum ns_code check_targets(struct exporting *e, const char *input, struct
     enum ns_code rc = NS_OK;
     for (size_t i = 0; rc == NS_OK && i < NS_COUNT(targets); i++) {
         rc = refuse_same(targets[i], input, "the input of this batch", err);
+        if (rc == NS_OK)
+            rc = refuse_inputs(e, targets[i], err);
         if (rc == NS_OK)
             rc = refuse_same(targets[i], e->q->path, "the queue itself", err);
     }

@@ -61,6 +61,23 @@ static void c10_output_is_the_input(void **state)
     assert_string_equal(before, after);
     ns_budget_give(&g->budget, before);
     ns_budget_give(&g->budget, after);
+    /* nor that of another batch */
+    static const char line[] = "{\"custom_id\":\"z\",\"prompt\":[1],\"max_tokens\":1}\n";
+    char other[600];
+    scratch_write(&g->scratch, "other.jsonl", line, strlen(line));
+    snprintf(other, sizeof other, "%s/other.jsonl", g->scratch.dir);
+    struct ns_submit_options so = {.priority = 5};
+    struct ns_submit_report sr;
+    RIG_OK(ns_queue_submit(g->q, other, &so, &sr, err));
+    ns_submit_report_fini(&sr);
+    for (int side = 0; side < 2; side++) {
+        struct ns_export_options o = {.output = side ? NULL : other, .errors = side ? other : NULL};
+        struct ns_export_report report;
+        assert_int_equal(ns_queue_export(g->q, batch, &o, &report, NULL), NS_CANTCREAT);
+    }
+    after = slurp(g, other);
+    assert_string_equal(line, after);
+    ns_budget_give(&g->budget, after);
     struct ns_export_options both = {.output = hard, .errors = hard};
     struct ns_export_report report;
     assert_int_not_equal(ns_queue_export(g->q, batch, &both, &report, NULL), NS_OK);
