@@ -245,6 +245,17 @@ struct ns_suspend {
  * The wave stays as it is. Errors: NS_FULL, NS_IO, NS_STOPPED (a second signal); nothing is left at path. */
 NS_MUST_CHECK enum ns_code ns_wave_suspend(struct ns_wave *wave, const char *path, const void *notes, size_t n_notes,
                                            struct ns_suspend *out, struct ns_error *err);
+
+/* What a suspended wave needs, from the beginning of its file: whoever divides the memory leaves room for it. */
+struct ns_suspend_size {
+    uint32_t rows;
+    uint32_t layers, block_positions; /* as in the plan of the model it belongs to */
+    uint64_t position_bytes;
+    double n_seqs, n_pages; /* at most: kept sequences it starts from and makes, and the pages of their positions */
+};
+/* fingerprint: of the model the wave should belong to. Errors: NS_CORRUPT, NS_NOINPUT, NS_IO, NS_BUDGET. */
+NS_MUST_CHECK enum ns_code ns_suspend_measure(const char *path, const char *fingerprint, struct ns_budget *budget,
+                                              struct ns_suspend_size *out, struct ns_error *err);
 /* The wave again, at the layer where it stopped. want: what the caller's row says. *out owns the description (borrowed by
  * the wave, so it is closed after the wave); the sequences named in it are the caller's from here on.
  * NS_CORRUPT: another model, engine, contract, size or sum; NS_BUDGET: does not fit. Nothing is left then. */

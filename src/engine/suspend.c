@@ -471,6 +471,34 @@ static enum ns_code check_shape(const struct ns_engine *e, const struct ns_side_
     return NS_OK;
 }
 
+enum ns_code ns_suspend_measure(const char *path, const char *fingerprint, struct ns_budget *budget,
+                                struct ns_suspend_size *out, struct ns_error *err)
+{
+    struct ns_side_in file;
+    struct ns_side_head head;
+    const uint64_t *f = head.field;
+    uint64_t count[4] = {0}; /* segments, asks, sequences, pages */
+    enum ns_code rc = ns_side_open(path, fingerprint, NS_SIDE_WAVE, budget, &file, &head, err);
+    if (rc != NS_OK)
+        return rc;
+    for (size_t i = 0; rc == NS_OK && i < NS_COUNT(count); i++)
+        rc = ns_side_get_u64(&file, UINT64_MAX, &count[i], err);
+    ns_side_close(&file);
+    if (rc == NS_OK &&
+        (f[1] > UINT32_MAX || f[2] == 0 || f[2] > UINT32_MAX || f[4] > UINT32_MAX || f[5] == 0 || f[5] > UINT32_MAX))
+        rc = ns_error_set(err, NS_CORRUPT, "%s: no model has such a wave", path);
+    if (rc != NS_OK)
+        return rc;
+    *out = (struct ns_suspend_size){.rows = (uint32_t)f[5],
+                                    .layers = (uint32_t)f[1],
+                                    .block_positions = (uint32_t)f[2],
+                                    .position_bytes = f[4] * sizeof(float),
+                                    .n_seqs = (double)count[2]};
+    if (f[4] > 0) /* a sequence that is made may copy a page and begin one */
+        out->n_pages = (double)count[3] + (double)f[5] / (double)f[2] + 2 * out->n_seqs;
+    return NS_OK;
+}
+
 static void drop_sequences(struct ns_suspended *s)
 {
     for (size_t i = 0; s->seq && i < s->n_seqs; i++)

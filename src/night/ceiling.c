@@ -176,6 +176,19 @@ static void clear_desk(const struct ns_night_options *options, const struct ns_a
     (void)moved; /* if not, it is in use */
 }
 
+/* Whether a division exists under which the wave fits that was put aside. */
+static bool can_hold(const struct ns_night_options *options, struct ns_budget *model, const struct ns_suspend_size *s)
+{
+    struct ns_engine_options engine_options;
+    struct ns_plan plan;
+    struct ns_work work;
+    ns_ceiling_engine_options(options, &engine_options);
+    engine_options.rows_max = s->rows;
+    return ns_plan_read(options->model_dir, &engine_options, model, &plan, &work, NULL) == NS_OK &&
+           s->layers == plan.layers && s->block_positions == plan.block_positions &&
+           s->position_bytes == plan.position_bytes;
+}
+
 enum ns_code ns_ceiling_size(const struct ns_night_options *options, struct ns_ceiling *ceiling,
                              struct ns_night_division *division, struct ns_engine_options *out, struct ns_error *err)
 {
@@ -185,16 +198,29 @@ enum ns_code ns_ceiling_size(const struct ns_night_options *options, struct ns_c
     struct ns_work work;
     ns_ceiling_engine_options(options, out);
     *division = (struct ns_night_division){.longest_body = UINT64_MAX, .longest_new = UINT64_MAX};
-    if (!options->db_path || options->keep)
-        return NS_OK; /* who knows what will come */
-    if (ns_appetite_read(options->db_path, &ceiling->desk, &appetite, NULL) != NS_OK)
+    if (!options->db_path)
+        return NS_OK;
+    struct ns_suspend_size aside;
+    bool holds = ns_night_aside(options->db_path, &ceiling->desk, &aside);
+    if (options->keep) /* who knows what will come */
+        appetite = (struct ns_appetite){0};
+    else if (ns_appetite_read(options->db_path, &ceiling->desk, &appetite, NULL) != NS_OK)
         return NS_OK; /* whoever opens the queue in earnest says why */
-    if (appetite.longest_body < known.longest_body)
-        appetite.longest_body = known.longest_body;
-    if (appetite.longest_new < known.longest_new)
-        appetite.longest_new = known.longest_new;
-    *division = (struct ns_night_division){appetite.longest_body, appetite.longest_new, false};
-    clear_desk(options, &appetite, ceiling);
+    if (!options->keep) {
+        if (appetite.longest_body < known.longest_body)
+            appetite.longest_body = known.longest_body;
+        if (appetite.longest_new < known.longest_new)
+            appetite.longest_new = known.longest_new;
+        *division = (struct ns_night_division){appetite.longest_body, appetite.longest_new, false};
+        clear_desk(options, &appetite, ceiling);
+    }
+    holds = holds && can_hold(options, &ceiling->model, &aside);
+    if (holds)
+        appetite.aside = aside;
+    else if (options->keep)
+        return NS_OK;
+    if (holds && out->rows_max > 0 && out->rows_max < aside.rows)
+        out->rows_max = aside.rows; /* later waves are no larger than was asked for all the same */
     enum ns_code rc = ns_plan_read(options->model_dir, out, &ceiling->model, &plan, &work, err);
     if (rc == NS_OK)
         ns_size_memory(&plan, &work, &appetite, options, out);

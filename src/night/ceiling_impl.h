@@ -37,13 +37,20 @@ struct ns_appetite {
     double score_rows;                           /* positions of scoring items and echoed prompts */
     double generations, prompt_rows, new_tokens; /* sequences that generate, their prompts, tokens to come */
     uint64_t longest_new, longest_body;          /* tokens; bytes of a request */
-    double desk_bytes; /* for the requests that are worked on at once, their plans and results */
+    double desk_bytes;            /* for the requests that are worked on at once, their plans and results */
+    struct ns_suspend_size aside; /* the wave that was put aside and can be held; no rows: there is none */
 };
 
 NS_MUST_CHECK enum ns_code ns_appetite_read(const char *db_path, struct ns_budget *budget, struct ns_appetite *out,
                                             struct ns_error *err);
-/* Sets rows_max and state_bytes when another division than that of plan is clearly faster. */
+/* Sets rows_max and state_bytes when another division than that of plan is clearly faster, or when the wave that was put
+ * aside would not fit into that one. It fits into any that comes out. */
 void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, const struct ns_appetite *appetite,
                     const struct ns_night_options *options, struct ns_engine_options *out);
+
+/* ---- halt.c ------------------------------------------------------------------------------------------------------------ */
+
+/* What the wave needs that an earlier run put aside. False: there is none, or it is of no use; the run finds out why. */
+bool ns_night_aside(const char *db_path, struct ns_budget *budget, struct ns_suspend_size *out);
 
 #endif

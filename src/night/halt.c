@@ -11,7 +11,9 @@
  *   1. The row names the file only after it is durable: write, sync, rename, sync the folder, row.
  *                                                                           (side_file_test: every_crash_point_of_side_files)
  *   2. An answer is used only when the sequence has exactly the tokens it had.
- *                                                                           (halt_test: stop_at_every_boundary) */
+ *                                                                           (halt_test: stop_at_every_boundary)
+ *   3. The next run divides its memory so that the wave fits, whatever else is left to do.        (resume_test) */
+#include "night/ceiling_impl.h"
 #include "night/night_impl.h"
 
 #include "sys/sys.h"
@@ -224,18 +226,43 @@ static enum ns_code finish_suspended(struct ns_night *night, struct ns_suspended
     return ns_night_commit(night, &record, err);
 }
 
+static enum ns_code side_path(const char *folder, const char *rel_path, char path[4096], struct ns_error *err)
+{
+    int n = snprintf(path, 4096, "%s/%s", folder, rel_path);
+    return n > 0 && n < 4096 ? NS_OK : ns_error_set(err, NS_CONFIG, "the path of the queue is too long");
+}
+
+bool ns_night_aside(const char *db_path, struct ns_budget *budget, struct ns_suspend_size *out)
+{
+    struct ns_queue *queue = NULL;
+    struct ns_suspend_row row;
+    bool found = false;
+    char folder[4096], path[4096];
+    enum ns_code rc = ns_queue_open(db_path, NS_QUEUE_READ, false, budget, &queue, NULL);
+    if (rc == NS_OK)
+        rc = ns_queue_find_suspend(queue, &row, &found, NULL);
+    ns_queue_close(queue);
+    if (rc != NS_OK || !found)
+        return false;
+    int n = snprintf(folder, sizeof folder, "%s.state", db_path);
+    if (n < 0 || (size_t)n >= sizeof folder || side_path(folder, row.rel_path, path, NULL) != NS_OK)
+        return false;
+    return ns_suspend_measure(path, row.fingerprint, budget, out, NULL) == NS_OK;
+}
+
 enum ns_code ns_night_thaw(struct ns_night *night, bool *gave_up, struct ns_error *err)
 {
     *gave_up = false;
     struct ns_suspend_row row;
     bool found = false;
-    enum ns_code rc = night->model->engine ? ns_runner_find_suspend(night->runner, &row, &found, err) : NS_OK;
+    enum ns_code rc =
+        night->model->engine ? ns_queue_find_suspend(ns_runner_queue(night->runner), &row, &found, err) : NS_OK;
     if (rc != NS_OK || !found)
         return rc;
     char path[4096];
-    int n = snprintf(path, sizeof path, "%s/%s", ns_runner_state_dir(night->runner), row.rel_path);
-    if (n < 0 || (size_t)n >= sizeof path)
-        return ns_error_set(err, NS_CONFIG, "the path of the queue is too long");
+    rc = side_path(ns_runner_state_dir(night->runner), row.rel_path, path, err);
+    if (rc != NS_OK)
+        return rc;
     struct ns_suspend want = {.bytes = row.bytes, .next_layer = row.next_layer};
     snprintf(want.checksum, sizeof want.checksum, "%s", row.checksum);
     struct ns_suspended *suspended = NULL;

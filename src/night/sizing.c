@@ -9,7 +9,9 @@
  *        fewer and fewer as states fill the memory; long prompts want states limited, so that rows are left for the next.
  * LIMITS Prompts are measured by their bytes (a token has about 4), shared prefixes are not known yet. A guess can only cost
  *        time: never fewer states than half the usual ones, never fewer than two of the longest sequences take, so whatever
- *        was accepted by the usual division runs.     (sizing_test: nothing_is_refused_for_it) */
+ *        was accepted by the usual division runs.     (sizing_test: nothing_is_refused_for_it)
+ *        A wave that an earlier run put aside is worth more than any division: it fits into each that is looked at.
+ *                                                     (sizing_test: a_wave_that_was_put_aside_fits; resume_test) */
 #include "night/ceiling_impl.h"
 
 #include "job/job.h"
@@ -234,8 +236,10 @@ static double seconds_of(const struct sizing *usual, const struct division *d)
 static bool search(const struct sizing *z, double least, bool fixed_rows, double *best, struct ns_engine_options *out)
 {
     const struct ns_plan *p = z->plan;
+    const uint32_t aside = z->a->aside.rows, most = p->rows_most > aside ? p->rows_most : aside;
+    const uint32_t least_rows = p->floor_rows > aside ? p->floor_rows : aside;
     bool found = false;
-    for (uint32_t rows = fixed_rows ? p->rows_max : p->rows_most; rows >= p->floor_rows && rows > 0;
+    for (uint32_t rows = fixed_rows ? p->rows_max : most; rows >= least_rows && rows > 0;
          rows -= rows / 8 > 0 ? rows / 8 : 1) {
         for (double states = z->pool; states >= least; states *= 7.0 / 8) {
             struct division d = {.rows = rows, .states = states};
@@ -253,6 +257,22 @@ static bool search(const struct sizing *z, double least, bool fixed_rows, double
     return found;
 }
 
+/* Bytes of the states of the wave that was put aside, at most; 0: there is none. */
+static double states_aside(const struct sizing *z)
+{
+    const struct ns_plan *p = z->plan;
+    return z->a->aside.n_seqs * sequence_bytes(p, 0) +
+           z->a->aside.n_pages * (sequence_bytes(p, 1) - sequence_bytes(p, 0));
+}
+
+static double wave_aside(const struct sizing *z)
+{
+    const struct ns_plan *p = z->plan;
+    if (z->a->aside.rows == 0)
+        return 0;
+    return states_aside(z) + z->a->aside.rows * (double)p->row_bytes + (double)p->wave_bytes;
+}
+
 /* In steps of a half octave: two measurements of a machine should lead to one division. */
 static double steady(double rate, double usual)
 {
@@ -267,7 +287,11 @@ void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, cons
                        .a = appetite,
                        .read_rate = steady(options->read_rate, usual_read_rate),
                        .fma_rate = steady(options->fma_rate, usual_fma_rate)};
-    if (appetite->score_rows + appetite->new_tokens < 1 || plan->rows_max == 0)
+    if (plan->rows_max == 0)
+        return;
+    if (appetite->aside.rows > plan->rows_max)
+        out->rows_max = appetite->aside.rows;
+    if (appetite->score_rows + appetite->new_tokens < 1)
         return;
     const double usual_states = (double)plan->share[NS_SHARE_STATES] + (double)plan->share[NS_SHARE_RESIDENT];
     z.pool = usual_states + (double)plan->share[NS_SHARE_ROWS];
@@ -278,20 +302,25 @@ void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, cons
     }
     double longest = (double)(appetite->longest_body + appetite->longest_new);
     double least = fmax(usual_states / 2, 2 * sequence_bytes(plan, fmin(longest, plan->context)));
+    least = fmax(least, fmin(states_aside(&z), z.pool));
     struct division usual = {.rows = plan->rows_max, .states = z.pool};
-    double best = clearly * seconds_of(&z, &usual);
+    /* into the usual one that wave may not fit */
+    double best = appetite->aside.rows > plan->rows_max ? INFINITY : clearly * seconds_of(&z, &usual);
     search(&z, least, options->wave_rows > 0, &best, out);
-    /* when not all generations find room, waves are small, and few experts and tiles in flight will do */
+    /* when not all generations find room, waves are small, and few experts and tiles in flight will do; and for that wave */
     const uint32_t slots = plan->store.expert_slots;
     const size_t ring = few_tiles * (plan->store.tile_bytes + tile_edge);
-    if (appetite->generations * (z.sequence + (double)plan->row_bytes) + (double)plan->wave_bytes <= z.pool)
+    const bool tight = wave_aside(&z) > z.pool;
+    if (appetite->generations * (z.sequence + (double)plan->row_bytes) + (double)plan->wave_bytes <= z.pool && !tight)
         return;
     bool few = slots > few_slots, small = plan->store.ring_bytes > ring;
     z.pool += few ? (double)plan->share[NS_SHARE_EXPERTS] / slots * (slots - few_slots) : 0;
     z.pool += small ? (double)(plan->store.ring_bytes - ring) : 0;
     best *= clearly;
-    if ((few || small) && search(&z, least, options->wave_rows > 0, &best, out)) {
+    if ((few || small) && (search(&z, least, options->wave_rows > 0, &best, out) || tight)) {
         out->store.expert_slots = few ? few_slots : 0;
         out->store.ring_bytes = small ? ring : 0;
     }
+    if (tight)
+        out->state_bytes = 0;
 }

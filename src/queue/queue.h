@@ -287,7 +287,7 @@ struct ns_state_row {
 /* Rows of one sequence, base first, as *n of at most max. */
 NS_MUST_CHECK enum ns_code ns_runner_find_states(struct ns_runner *runner, int64_t seq_id, struct ns_state_row *out,
                                                  size_t max, size_t *n, struct ns_error *err);
-/* Lost, torn or foreign: the rows go, then the files; a warning event with why. */
+/* Lost, torn or foreign: the rows go, then the files; a warning event with why (the caller says it to people). */
 NS_MUST_CHECK enum ns_code ns_runner_drop_states(struct ns_runner *runner, int64_t seq_id, const char *why,
                                                  struct ns_error *err);
 
@@ -302,9 +302,10 @@ struct ns_suspend_row {
 /* Records a durable suspend file, replacing an older one. */
 NS_MUST_CHECK enum ns_code ns_runner_suspend(struct ns_runner *runner, const struct ns_suspend_row *row,
                                              struct ns_error *err);
-NS_MUST_CHECK enum ns_code ns_runner_find_suspend(struct ns_runner *runner, struct ns_suspend_row *out, bool *found,
-                                                  struct ns_error *err);
-/* Used up, or useless (why: NULL or a warning): the row goes, then the file. */
+NS_MUST_CHECK enum ns_code ns_queue_find_suspend(struct ns_queue *queue, struct ns_suspend_row *out, bool *found,
+                                                 struct ns_error *err);
+/* Used up, or useless (why: NULL or for a warning event, which the caller says to people): the row goes, then the
+ * file. */
 NS_MUST_CHECK enum ns_code ns_runner_drop_suspend(struct ns_runner *runner, int64_t id, const char *why,
                                                   struct ns_error *err);
 

@@ -181,7 +181,6 @@ static enum ns_code say_dropped(struct ns_runner *r, const char *kind, const cha
     enum ns_code rc = ns_text_ok(&detail) ? ns_event_insert(r->q, "warn", kind, r->id, 0, 0, detail.data, err)
                                           : ns_error_set(err, NS_BUDGET, "no memory for an event");
     ns_text_fini(&detail);
-    ns_log(NS_LOG_WARN, "%s: %s", kind, why);
     return rc;
 }
 
@@ -231,18 +230,18 @@ enum ns_code ns_runner_suspend(struct ns_runner *runner, const struct ns_suspend
     return rc;
 }
 
-enum ns_code ns_runner_find_suspend(struct ns_runner *runner, struct ns_suspend_row *out, bool *found,
-                                    struct ns_error *err)
+enum ns_code ns_queue_find_suspend(struct ns_queue *queue, struct ns_suspend_row *out, bool *found,
+                                   struct ns_error *err)
 {
     sqlite3_stmt *stmt = NULL;
     enum ns_code rc =
-        ns_sql_rows(runner->q, &stmt, err,
+        ns_sql_rows(queue, &stmt, err,
                     "SELECT id, rel_path, bytes, checksum, model_fingerprint, contract, next_layer, made_at"
                     " FROM suspends ORDER BY id DESC LIMIT 1",
                     "");
     *found = false;
     if (rc == NS_OK)
-        rc = ns_sql_next(runner->q, stmt, found, err);
+        rc = ns_sql_next(queue, stmt, found, err);
     if (rc != NS_OK || !*found)
         return rc;
     *out = (struct ns_suspend_row){.id = sqlite3_column_int64(stmt, 0),

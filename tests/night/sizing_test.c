@@ -104,6 +104,30 @@ static void nothing_is_refused_for_it(void **state)
     assert_int_equal(o.rows_max, 2560);
 }
 
+/* However little is left, and even if nothing is known of it. */
+static void a_wave_that_was_put_aside_fits(void **state)
+{
+    (void)state;
+    struct ns_appetite little = {.score_rows = 20, .longest_body = 500};
+    assert_true(size(&little, 0).rows_max < 2600);
+    little.aside = (struct ns_suspend_size){.rows = 2600};
+    assert_true(size(&little, 0).rows_max >= 2600);
+    little.aside.n_seqs = 20; /* 270 MB of states and 325 MB of rows */
+    struct ns_engine_options o = size(&little, 0);
+    assert_true(o.rows_max >= 2600);
+    assert_true(o.state_bytes == 0 || o.state_bytes >= 270 * mb);
+    assert_int_equal(o.store.expert_slots, 0);
+    little.aside.n_seqs = 28; /* 378 MB: more room beside the experts is needed */
+    o = size(&little, 0);
+    assert_true(o.rows_max >= 2600);
+    assert_int_equal(o.state_bytes, 0);
+    assert_in_range(o.store.expert_slots, 1, 31);
+    struct ns_appetite unknown = {.aside.rows = 2600};
+    assert_int_equal(size(&unknown, 0).rows_max, 2600);
+    unknown.aside.rows = 2000;
+    assert_int_equal(size(&unknown, 0).rows_max, 0);
+}
+
 static void an_empty_queue_changes_nothing(void **state)
 {
     (void)state;
@@ -118,7 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(generations_get_their_states),   cmocka_unit_test(long_prompts_keep_rows_beside_states),
         cmocka_unit_test(scoring_keeps_its_rows),         cmocka_unit_test(nothing_is_refused_for_it),
-        cmocka_unit_test(an_empty_queue_changes_nothing),
+        cmocka_unit_test(an_empty_queue_changes_nothing), cmocka_unit_test(a_wave_that_was_put_aside_fits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

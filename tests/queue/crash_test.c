@@ -35,7 +35,7 @@ static void run_all(struct rig *g, size_t at_a_time)
     rig_start(g);
     struct ns_suspend_row row;
     bool found;
-    RIG_OK(ns_runner_find_suspend(g->r, &row, &found, err));
+    RIG_OK(ns_queue_find_suspend(ns_runner_queue(g->r), &row, &found, err));
     if (found)
         RIG_OK(ns_runner_drop_suspend(g->r, row.id, NULL, err));
     if (g->states) {
