@@ -334,7 +334,8 @@ typedef enum ns_code (*ns_batch_each_fn)(void *arg, const struct ns_batch_info *
 /* Oldest first; batch_id 0: all. */
 NS_MUST_CHECK enum ns_code ns_queue_each_batch(struct ns_queue *queue, int64_t batch_id, ns_batch_each_fn each,
                                                void *arg, struct ns_error *err);
-/* "@last", a full id or a unique prefix ("batch_01J" or "01J"). NS_NOINPUT: none; NS_USAGE: several (lists them). */
+/* "@last" (the last one that was not refused as a file), a full id or a unique prefix ("batch_01J" or "01J"). NS_NOINPUT:
+ * none; NS_USAGE: several (lists them). */
 NS_MUST_CHECK enum ns_code ns_queue_find_batch(struct ns_queue *queue, const char *name, int64_t *batch_id,
                                                struct ns_error *err);
 

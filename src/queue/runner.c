@@ -91,9 +91,7 @@ static enum ns_code refuse_held(const struct holder *h, const char *lane, struct
                             "another process holds the lock of lane %s and has not registered yet; try again", lane);
     char ago[32];
     ago_text(ns_clock_wall_ms() - (h->progress_at ? h->progress_at : h->started_at), ago);
-    return ns_error_set(err, NS_BUSY,
-                        "cannot start: runner %" PRId64 " (pid %" PRId64 ") holds lane %s; %s %s%s. Use \"nightshift "
-                        "status\", or \"nightshift run --takeover\" if it is stuck",
+    return ns_error_set(err, NS_BUSY, "cannot start: runner %" PRId64 " (pid %" PRId64 ") holds lane %s; %s %s%s",
                         h->id, h->pid, lane, h->progress_at ? "last progress" : "no progress yet, started", ago,
                         h->is_stopped ? "; it is stopped by a signal" : "");
 }

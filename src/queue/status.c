@@ -86,7 +86,8 @@ enum ns_code ns_queue_find_batch(struct ns_queue *queue, const char *name, int64
 {
     if (strcmp(name, "@last") == 0) {
         bool found;
-        enum ns_code rc = ns_sql_value(queue, batch_id, &found, err, "SELECT MAX(id) FROM batches", "");
+        enum ns_code rc =
+            ns_sql_value(queue, batch_id, &found, err, "SELECT MAX(id) FROM batches WHERE status <> 'failed'", "");
         return rc == NS_OK && !found ? ns_error_set(err, NS_NOINPUT, "there is no batch yet") : rc;
     }
     char prefix[NS_BATCH_ID_SIZE];

@@ -82,6 +82,7 @@ check "the runner is up" until_true 60 sh -c "[ \$(sqlite3 '$NIGHTSHIFT_DB' \"SE
 exits 75 "a second runner" run --model "$demo"
 check "the holder is named" err_has "pid $child"
 check "what to try" err_has "--takeover"
+check "said once" [ "$(grep -o -e --takeover err | wc -l)" = 1 ]
 exits 75 "the same in JSON" run --model "$demo" --json
 # a warning of the memory beside the other run comes first
 tail -n 1 err >err.last

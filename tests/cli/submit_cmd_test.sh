@@ -71,6 +71,13 @@ check "the others wait" [ "$(count "$id" '$.x_local.queued')" = 4 ]
 exits 65 "--strict" submit --strict --name strict broken.jsonl
 check "no id" is_empty out
 check "--strict names the line" err_has "line 3"
+exits 0 "the last batch" show @last
+check "a refused file is not the last batch" out_has "$id"
+: >empty.jsonl
+exits 65 "an empty file" submit empty.jsonl
+exits 0 "the last batch" show @last
+check "nor is an empty one" out_has "$id"
+check "both are kept as failed" [ "$(sql "SELECT count(*) FROM batches WHERE status='failed'")" = 2 ]
 check "no request of it waits" [ "$(sql "SELECT count(*) FROM requests r JOIN batches b ON b.id=r.batch_id WHERE b.name='strict' AND r.state='queued'")" = 0 ]
 exits 65 "--strict --json" submit --strict --json --name strict2 broken.jsonl
 check "the error is one JSON object" is_json err
