@@ -10,6 +10,7 @@
 #include "json/json.h"
 #include "queue/queue.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 
 /* ---- the table (option.c) ---------------------------------------------------------------------------------------- */
@@ -146,6 +147,10 @@ struct ns_cli {
     int status;                       /* exit status when the command succeeds; 0 unless it says otherwise */
     char hint[256];                   /* what to try, set by the command that knows better than the code does */
     struct ns_progress *progress;     /* NULL: none is open */
+    _Atomic uint64_t said[8];         /* the last warnings: hash and second; reported only */
+    _Atomic unsigned n_said;
+    bool reader_left;   /* standard output is a pipe that nobody reads any more; set at the end */
+    bool writes_itself; /* the command writes standard output by other means than ns_say */
 };
 
 /* The third part of an error: what to try. */

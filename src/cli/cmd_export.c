@@ -2,6 +2,7 @@
 #include "cli/commands.h"
 
 #include "cli/batches.h"
+#include "sys/sys.h"
 
 #include <string.h>
 
@@ -95,6 +96,27 @@ static enum ns_code summarize(void *arg, const struct ns_batch_info *b, struct n
     return NS_OK;
 }
 
+/* Nothing to write there: the user must not take an old file for this answer, nor look for one that was not made. */
+static void note_untouched(struct ns_cli *cli, const char *path, const char *what)
+{
+    if (ns_path_exists(path))
+        ns_note(cli, "%s was left as it is, since there are no %s; its lines are from before", path, what);
+    else
+        ns_note(cli, "%s was not made, since there are no %s", path, what);
+}
+
+static void note_report(struct ns_cli *cli, const struct ns_export_options *o, const struct ns_export_report *r)
+{
+    ns_note(cli, "%" PRId64 " results, %" PRId64 " failures%s", r->written, r->failures,
+            r->failures > 0 && !o->errors && !o->merged ? " (not written: see --errors)" : "");
+    if (r->missing > 0)
+        ns_note(cli, "%" PRId64 " requests have no result yet", r->missing);
+    if (r->output_untouched && strcmp(o->output, "-") != 0)
+        note_untouched(cli, o->output, "results");
+    if (r->errors_untouched && strcmp(o->errors, "-") != 0 && ns_path_exists(o->errors))
+        note_untouched(cli, o->errors, "failures");
+}
+
 static enum ns_code write_files(struct ns_cli *cli, struct ns_queue *queue, int64_t batch, struct ns_error *err)
 {
     const char *order = cli->args.text[NS_OPT_ORDER];
@@ -108,17 +130,16 @@ static enum ns_code write_files(struct ns_cli *cli, struct ns_queue *queue, int6
     struct ns_export_report report = {0};
     if (options.merged && options.errors)
         return ns_error_set(err, NS_USAGE, "--merged puts failures into the output; --errors has nothing to add");
+    cli->writes_itself = strcmp(options.output, "-") == 0 || (options.errors && strcmp(options.errors, "-") == 0);
     enum ns_code rc = ns_queue_export(queue, batch, &options, &report, err);
     if (rc == NS_BUSY && report.missing > 0)
-        ns_hint(cli, "Wait for the run, or export what is there with --partial.");
+        ns_hint(cli,
+                "Export what is there with --partial, or wait until a run has done the rest (\"nightshift wait\").");
     if (rc == NS_CANTCREAT)
         ns_hint(cli, "Choose another output; nothing was written.");
     if (rc != NS_OK)
         return rc;
-    ns_note(cli, "%" PRId64 " results, %" PRId64 " failures%s", report.written, report.failures,
-            report.failures > 0 && !options.errors && !options.merged ? " (not written: see --errors)" : "");
-    if (report.missing > 0)
-        ns_note(cli, "%" PRId64 " requests have no result yet", report.missing);
+    note_report(cli, &options, &report);
     if (report.damaged > 0)
         return ns_error_set(err, NS_CORRUPT, "%" PRId64 " stored results do not parse and were left out",
                             report.damaged);

@@ -80,8 +80,18 @@ static void say_wave(struct ns_cli *cli, const struct ns_outlook *o)
 static void say_queue(struct ns_cli *cli, const struct ns_outlook *o)
 {
     const struct ns_load *q = &o->load;
-    ns_say(cli, "the queue: %" PRIu64 " requests, %" PRIu64 " tokens in, %.0f to %" PRIu64 " out\n", q->requests,
-           q->tokens_in, q->tokens_out_expected, q->tokens_out_most);
+    ns_say(cli, "the queue: %" PRIu64 " requests, %" PRIu64 " tokens in\n", q->requests, q->tokens_in);
+    if (q->tokens_out_most == 0)
+        ns_say(cli, "  %-20s none: choices are read, not written\n", "tokens out");
+    else if (q->finished > 0)
+        ns_say(cli,
+               "  %-20s %10.0f  as in the %" PRId64 " finished requests; %" PRIu64 " if each takes its max_tokens\n",
+               "tokens out", q->tokens_out_expected, q->finished, q->tokens_out_most);
+    else
+        ns_say(cli,
+               "  %-20s %10" PRIu64 "  the longest: each takes its max_tokens; the usual is known when %d have "
+               "finished\n",
+               "tokens out", q->tokens_out_most, NS_SURE_AFTER);
     ns_say(cli, "  %-20s %10.0f to %.0f\n", "waves", o->waves.low, o->waves.high);
     say_range(cli, "time", &o->time);
 }
@@ -191,6 +201,7 @@ static void queue_json(struct ns_answer_json *a, const struct ns_outlook *o)
         ns_answer_int(a, "tokens_in", (int64_t)o->load.tokens_in);
         ns_answer_number(a, "tokens_out_expected", o->load.tokens_out_expected);
         ns_answer_int(a, "tokens_out_most", (int64_t)o->load.tokens_out_most);
+        ns_answer_int(a, "finished", o->load.finished);
         range_json(a, "waves", &o->waves);
         struct ns_range hours = {o->time.low / 3600, o->time.high / 3600};
         range_json(a, "hours", &hours);

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DISK_MS = 2000, DISK_DEPTH = 8, BLOCK_BYTES = 4 << 20, SURE_AFTER = 20, BURSTS = 5 };
+enum { DISK_MS = 2000, DISK_DEPTH = 8, BLOCK_BYTES = 4 << 20, BURSTS = 5 };
 
 const double ns_usual_share = 0.65;
 
@@ -146,12 +146,14 @@ static enum ns_code add_request(void *arg, const struct ns_request *request, con
 }
 
 /* What is asked for at most, until enough requests have finished to know what is usual. */
-static double expected_out(const struct ns_load *load, const struct ns_queue_status *s)
+static void expect_out(struct ns_load *load, const struct ns_queue_status *s)
 {
-    if (s->done < SURE_AFTER)
-        return (double)load->tokens_out_most;
+    load->tokens_out_expected = (double)load->tokens_out_most;
+    if (s->done < NS_SURE_AFTER)
+        return;
     double usual = (double)s->completion_tokens / (double)s->done * (double)load->requests;
-    return fmin(usual, (double)load->tokens_out_most);
+    load->finished = s->done;
+    load->tokens_out_expected = fmin(usual, load->tokens_out_expected);
 }
 
 struct work_time {
@@ -217,7 +219,7 @@ static enum ns_code read_queue(struct ns_cli *cli, const char *dir, const struct
     ns_queue_close(queue);
     if (rc != NS_OK)
         return rc;
-    out->load.tokens_out_expected = expected_out(&out->load, &status);
+    expect_out(&out->load, &status);
     if (out->load.requests > 0)
         foresee_queue(plan, out);
     compare_past(plan, &status, out);

@@ -28,6 +28,7 @@ struct ns_outlook {
     struct ns_load { /* what waits in the queue; requests 0: nothing, or there is no queue */
         uint64_t requests, tokens_in, tokens_out_most, longest_out;
         double tokens_out_expected;
+        int64_t finished; /* requests whose length tells what is usual; 0: too few, the longest is expected */
     } load;
     struct ns_range waves, time; /* of the queue; seconds */
 
@@ -40,6 +41,8 @@ struct ns_outlook {
 
 /* The share of the multiply-add peak that a wave of many rows reaches; bench kernels tells the real one. */
 extern const double ns_usual_share;
+/* Fewer finished requests do not tell how long answers are: the longest that each may have is expected then. */
+#define NS_SURE_AFTER 20
 
 /* What the machine can do at most: bytes read and multiply-adds a second. Given by --disk-rate and --compute-rate, else
  * measured for two seconds, for a small model only if it must be. options get the rates by which a run divides its memory

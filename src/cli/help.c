@@ -27,6 +27,7 @@ static const struct exit_row exit_rows[] = {
     {77, "another runner took over"},
     {78, "bad configuration, or a file system that is not supported"},
     {130, "interrupted before a safe point by INT"},
+    {141, "whoever read the answer from a pipe left before its end"},
     {143, "interrupted before a safe point by TERM"},
 };
 
@@ -265,6 +266,43 @@ void ns_help_man(const struct ns_verb *verb, struct ns_text *out)
 
 /* ---- completions -------------------------------------------------------------------------------------------------------- */
 
+/* What stands where a verb's operand stands, by its usage line. */
+enum operand { OPERAND_NONE, OPERAND_FILE, OPERAND_ID, OPERAND_VERB, OPERAND_WORDS };
+
+static enum operand operand_of(const struct ns_verb *verb)
+{
+    const char *s = verb->operands;
+    if (!s[0])
+        return OPERAND_NONE;
+    if (strstr(s, "VERB"))
+        return OPERAND_VERB;
+    if (strstr(s, "BATCH") || strcmp(s, "ID") == 0 || strcmp(s, "[ID]...") == 0)
+        return OPERAND_ID;
+    return strchr(s, '|') && s[0] != 'F' ? OPERAND_WORDS : OPERAND_FILE;
+}
+
+/* bash|zsh|fish as words; what follows the first blank is another operand. */
+static void add_words(struct ns_text *out, const char *choices)
+{
+    for (const char *c = choices; *c && *c != ' '; c++)
+        ns_text_add(out, *c == '|' ? " " : c, 1);
+}
+
+static void add_operand_words(struct ns_text *out, const struct ns_verb *verb)
+{
+    if (operand_of(verb) == OPERAND_WORDS)
+        add_words(out, verb->operands);
+    for (const struct ns_verb *v = ns_verbs; operand_of(verb) == OPERAND_VERB && v->name; v++)
+        ns_text_format(out, "%s%s", v == ns_verbs ? "" : " ", v->name);
+    if (operand_of(verb) == OPERAND_ID)
+        ns_text_puts(out, "@last $(nightshift list --ids 2>/dev/null)");
+}
+
+static bool takes_file(const struct ns_option *o)
+{
+    return o->arg && (strcmp(o->arg, "FILE") == 0 || strcmp(o->arg, "DIR") == 0 || strcmp(o->arg, "PATH") == 0);
+}
+
 static void add_bash(struct ns_text *out)
 {
     ns_text_puts(out, "# bash completion for nightshift\n_nightshift()\n{\n"
@@ -276,9 +314,10 @@ static void add_bash(struct ns_text *out)
     for (const struct ns_option *o = ns_options; o->name; o++)
         if (o->kind == NS_ARG_CHOICE) {
             ns_text_format(out, "    --%s) COMPREPLY=($(compgen -W \"", o->name);
-            for (const char *c = o->arg; *c; c++)
-                ns_text_add(out, *c == '|' ? " " : c, 1);
+            add_words(out, o->arg);
             ns_text_puts(out, "\" -- \"$cur\")); return ;;\n");
+        } else if (takes_file(o)) {
+            ns_text_format(out, "    --%s) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n", o->name);
         }
     ns_text_puts(out, "    --batch|-b) COMPREPLY=($(compgen -W \"@last $(nightshift list --ids 2>/dev/null)\" -- "
                       "\"$cur\")); return ;;\n    esac\n    case $verb in\n    '') COMPREPLY=($(compgen -W \"");
@@ -292,12 +331,21 @@ static void add_bash(struct ns_text *out)
                 ns_text_format(out, "--%s ", o->name);
         ns_text_puts(out, "\" -- \"$cur\")) && return ;;\n");
     }
-    ns_text_puts(out,
-                 "    esac\n    case $verb in\n"
-                 "    status|show|export|get|hold|release|cancel|retry)\n"
-                 "        COMPREPLY=($(compgen -W \"@last $(nightshift list --ids 2>/dev/null)\" -- \"$cur\")) ;;\n"
-                 "    *) COMPREPLY=($(compgen -f -- \"$cur\")) ;;\n    esac\n}\n"
-                 "complete -o filenames -F _nightshift nightshift\n");
+    ns_text_puts(out, "    esac\n    case $verb in\n");
+    for (const struct ns_verb *v = ns_verbs; v->name; v++) {
+        if (operand_of(v) == OPERAND_NONE)
+            continue;
+        ns_text_format(out, "    %s) COMPREPLY=($(compgen ", v->name);
+        if (operand_of(v) == OPERAND_FILE) {
+            ns_text_puts(out, "-f");
+        } else {
+            ns_text_puts(out, "-W \"");
+            add_operand_words(out, v);
+            ns_text_puts(out, "\"");
+        }
+        ns_text_puts(out, " -- \"$cur\")) ;;\n");
+    }
+    ns_text_puts(out, "    esac\n}\ncomplete -o filenames -F _nightshift nightshift\n");
 }
 
 /* Single quotes in zsh and fish texts end the string, so they are written as '\''. */
@@ -337,7 +385,16 @@ static void add_zsh(struct ns_text *out)
                 ns_text_format(out, ":%s:_files", o->name);
             ns_text_puts(out, "'");
         }
-        ns_text_puts(out, " \\\n            '*:operand:_files'\n        ;;\n");
+        enum operand operand = operand_of(v);
+        ns_text_puts(out, operand == OPERAND_NONE ? "\n        ;;\n" : " \\\n            '*:operand:");
+        if (operand == OPERAND_FILE)
+            ns_text_puts(out, "_files");
+        else if (operand == OPERAND_ID)
+            ns_text_puts(out, "{compadd -- @last $(nightshift list --ids 2>/dev/null)}");
+        else if (operand != OPERAND_NONE)
+            ns_text_puts(out, "("), add_operand_words(out, v), ns_text_puts(out, ")");
+        if (operand != OPERAND_NONE)
+            ns_text_puts(out, "'\n        ;;\n");
     }
     ns_text_puts(out, "    esac\n}\n_nightshift \"$@\"\n");
 }
@@ -362,13 +419,26 @@ static void add_fish(struct ns_text *out)
                 add_quoted(out, o->arg, "|");
                 ns_text_puts(out, "'");
             } else if (o->kind != NS_ARG_NONE)
-                ns_text_puts(out, " -r");
+                ns_text_puts(out, takes_file(o) ? " -r -F" : " -x"); /* -F: files, also where the verb wants none */
             ns_text_puts(out, " -d '");
             add_quoted(out, o->help, "");
             ns_text_puts(out, "'\n");
         }
-    ns_text_puts(out, "complete -c nightshift -n '__fish_seen_subcommand_from status show export get hold release "
-                      "cancel retry' -a '@last (nightshift list --ids 2>/dev/null)'\n");
+    for (const struct ns_verb *v = ns_verbs; v->name; v++) {
+        enum operand operand = operand_of(v);
+        if (operand == OPERAND_FILE)
+            continue;
+        /* -f: no files */
+        ns_text_format(out, "complete -c nightshift -f -n '__fish_seen_subcommand_from %s'", v->name);
+        if (operand == OPERAND_ID) {
+            ns_text_puts(out, " -a '@last (nightshift list --ids 2>/dev/null)'");
+        } else if (operand != OPERAND_NONE) {
+            ns_text_puts(out, " -a '");
+            add_operand_words(out, v);
+            ns_text_puts(out, "'");
+        }
+        ns_text_puts(out, "\n");
+    }
 }
 
 enum ns_code ns_help_completion(const char *shell, struct ns_text *out, struct ns_error *err)

@@ -102,6 +102,8 @@ int main(int argc, char **argv)
     enum ns_code said = ns_output_finish(&cli, &err);
     if (rc == NS_OK)
         rc = said;
+    if (rc == NS_IO && cli.reader_left && (said != NS_OK || cli.writes_itself))
+        return 128 + SIGPIPE; /* as tools do, without a word */
     if (rc != NS_OK && rc != NS_STOPPED)
         ns_complain(&cli, rc, &err);
     return status_of(&cli, rc);

@@ -5,6 +5,7 @@
 #include "cli/progress.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -42,12 +43,31 @@ static void put_any(struct ns_json_writer *w, const char *s)
     ns_text_fini(&safe);
 }
 
+enum { SAID_AGAIN_S = 60 };
+
 static const char *const level_names[] = {"debug", "info", "warning", "error"};
+
+/* Was this line said within the last minute? A model is opened several times before a run, to be measured, to plan and in
+ * earnest, and each time it is as odd as before. Relaxed: threads that race say a line once too often, no more. */
+static bool said_lately(struct ns_cli *cli, const char *line)
+{
+    uint64_t hash = ns_crc32c(0, line, strlen(line)), now = ns_clock_mono_ns() / 1000000000 + 1;
+    for (size_t i = 0; i < NS_COUNT(cli->said); i++) {
+        uint64_t old = atomic_load_explicit(&cli->said[i], memory_order_relaxed);
+        if (old >> 32 == hash && now - (old & UINT32_MAX) < SAID_AGAIN_S)
+            return true;
+    }
+    unsigned at = atomic_fetch_add_explicit(&cli->n_said, 1, memory_order_relaxed);
+    atomic_store_explicit(&cli->said[at % NS_COUNT(cli->said)], hash << 32 | now, memory_order_relaxed);
+    return false;
+}
 
 /* The log sink: any thread, one whole line in one write. */
 static void write_log(void *arg, enum ns_log_level level, const char *line)
 {
     struct ns_cli *cli = arg;
+    if (level == NS_LOG_WARN && said_lately(cli, line))
+        return;
     struct ns_text text;
     ns_text_init(&text, &cli->budget);
     const char *form = cli->args.text[NS_OPT_LOG_FORMAT];
@@ -93,11 +113,20 @@ void ns_output_init(struct ns_cli *cli)
     ns_log_set_sink(write_log, cli, least);
 }
 
+/* A pipe whose other end is closed: head and the like have what they wanted. */
+static bool reader_left(void)
+{
+    struct pollfd out = {.fd = STDOUT_FILENO};
+    return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
+
 enum ns_code ns_output_finish(struct ns_cli *cli, struct ns_error *err)
 {
-    (void)cli;
     errno = 0;
     bool bad = ferror(stdout) != 0;
+    if (fflush(stdout) != 0)
+        bad = true;
+    cli->reader_left = reader_left();
     if (fclose(stdout) != 0)
         bad = true;
     if (bad)

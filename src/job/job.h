@@ -30,6 +30,7 @@ struct ns_refusal {
     char code[40];
     char param[64];    /* "" is null */
     char message[640]; /* the fact, with both numbers where there are two; always valid UTF-8 */
+    int64_t line;      /* of the file that was submitted; 0: not a matter of a line */
 };
 
 void ns_refusal_set(struct ns_refusal *refusal, int status, const char *code, const char *param, const char *fmt, ...)
@@ -227,8 +228,8 @@ struct ns_result {
 NS_MUST_CHECK enum ns_code ns_result_build(const struct ns_request *request, const struct ns_job_model *model,
                                            const struct ns_outcome *outcome, size_t n, const struct ns_run_facts *facts,
                                            struct ns_budget *budget, struct ns_result *out, struct ns_error *err);
-/* A refused or failed request: {"error":{message,type,param,code}} with its status. context ("layer 7: expert 212") and
- * "retry" go to x_local, with facts; request, model, context and facts may be NULL (a bad line has none). */
+/* A refused or failed request: {"error":{message,type,param,code}} with its status. context ("layer 7: expert 212"), the
+ * refusal's line and "retry" go to x_local, with facts; request, model, context and facts may be NULL (a bad line has none). */
 NS_MUST_CHECK enum ns_code ns_result_fail(const struct ns_request *request, const struct ns_job_model *model,
                                           const struct ns_refusal *refusal, const char *context,
                                           const struct ns_run_facts *facts, struct ns_budget *budget,

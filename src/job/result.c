@@ -138,9 +138,9 @@ static size_t judge_choices(const struct ns_request *request, const struct ns_ou
     for (size_t i = 1; i < n; i++) /* what people see is the float: ties are ties there too */
         if ((float)outcome[i].score > (float)outcome[best].score)
             best = i;
-    for (size_t i = 0; i < n; i++)
-        out->completion_tokens += outcome[i].n_scored;
     out->prompt_tokens = n > 0 ? (uint32_t)(outcome[0].n_prompt - outcome[0].n_scored) : 0;
+    for (size_t i = 0; i < n; i++)
+        out->prompt_tokens += outcome[i].n_scored; /* read, not written: nothing is generated */
     if (request->has_answer)
         out->correct = best == request->answer;
     return best;
@@ -249,6 +249,8 @@ enum ns_code ns_result_fail(const struct ns_request *request, const struct ns_jo
         ns_json_put_key(&w, "context");
         ns_json_put_cstring(&w, text);
     }
+    if (refusal->line > 0)
+        put_number(&w, "line", refusal->line);
     ns_json_put_key(&w, "retry");
     ns_json_put_cstring(&w, "never");
     ns_json_close_object(&w);

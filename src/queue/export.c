@@ -73,10 +73,13 @@ static enum ns_code check_batch(struct exporting *e, struct ns_error *err)
 {
     sqlite3_stmt *stmt = NULL;
     bool row = false;
-    int64_t open = 0;
-    enum ns_code rc = ns_sql_value(
-        e->q, &open, NULL, err, "SELECT COUNT(*) FROM requests WHERE batch_id = ? AND state IN ('queued', 'running')",
-        "i", e->batch_id);
+    int64_t waiting = 0, running = 0;
+    enum ns_code rc =
+        ns_sql_value(e->q, &waiting, NULL, err, "SELECT COUNT(*) FROM requests WHERE batch_id = ? AND state = 'queued'",
+                     "i", e->batch_id);
+    if (rc == NS_OK)
+        rc = ns_sql_value(e->q, &running, NULL, err,
+                          "SELECT COUNT(*) FROM requests WHERE batch_id = ? AND state = 'running'", "i", e->batch_id);
     if (rc == NS_OK)
         rc = ns_sql_rows(e->q, &stmt, err, "SELECT public_id, input_name, status FROM batches WHERE id = ?", "i",
                          e->batch_id);
@@ -87,10 +90,12 @@ static enum ns_code check_batch(struct exporting *e, struct ns_error *err)
     const char *status = ns_sql_text(stmt, 2);
     if (status && strcmp(status, "validating") == 0)
         rc = ns_error_set(err, NS_BUSY, "%s is still being submitted", ns_sql_text(stmt, 0));
-    else if (open > 0 && !e->o->partial)
-        rc = ns_error_set(err, NS_BUSY, "%s has %" PRId64 " unfinished requests; --partial exports what is there",
-                          ns_sql_text(stmt, 0), open);
-    else
+    else if (waiting + running > 0 && !e->o->partial) {
+        e->report->missing = waiting + running;
+        rc = ns_error_set(err, NS_BUSY,
+                          "%s is not finished: %" PRId64 " of its requests are waiting and %" PRId64 " running",
+                          ns_sql_text(stmt, 0), waiting, running);
+    } else
         rc = check_targets(e, ns_sql_text(stmt, 1), err);
     ns_sql_end(stmt);
     return rc;
@@ -175,14 +180,11 @@ static enum ns_code export_page(struct exporting *e, bool *more, struct ns_error
     return rc;
 }
 
-/* A file that has no lines is not made; one that is there from before becomes empty, so that it does not lie. */
-static enum ns_code finish_sink(struct sink *s, struct ns_error *err)
+/* A file that has no lines is not made, and one that is there from before is not destroyed for nothing. */
+static enum ns_code finish_sink(struct sink *s, bool *untouched, struct ns_error *err)
 {
-    enum ns_code rc = NS_OK;
-    if (!s->file && s->path && strcmp(s->path, "-") != 0 && ns_path_exists(s->path))
-        rc = ns_out_open(s->path, &s->file, err);
-    if (rc == NS_OK && s->file)
-        rc = ns_out_commit(s->file, err);
+    enum ns_code rc = s->file ? ns_out_commit(s->file, err) : NS_OK;
+    *untouched = s->path && !s->file;
     s->file = NULL;
     return rc;
 }
@@ -205,9 +207,9 @@ enum ns_code ns_queue_export(struct ns_queue *queue, int64_t batch_id, const str
         rc = export_page(&e, &more, err);
     ns_text_fini(&e.line);
     if (rc == NS_OK)
-        rc = finish_sink(&e.errors, err);
+        rc = finish_sink(&e.errors, &report->errors_untouched, err);
     if (rc == NS_OK)
-        rc = finish_sink(&e.output, err);
+        rc = finish_sink(&e.output, &report->output_untouched, err);
     if (e.output.file)
         ns_out_abort(e.output.file);
     if (e.errors.file)

@@ -125,7 +125,9 @@ static enum ns_code store_refused(struct ns_import *im, const struct row *row, c
                                   size_t custom_id_n, const struct ns_refusal *refusal, struct ns_error *err)
 {
     struct ns_result result;
-    enum ns_code rc = ns_result_fail(NULL, NULL, refusal, NULL, NULL, im->q->budget, &result, err);
+    struct ns_refusal where = *refusal;
+    where.line = row->line_no;
+    enum ns_code rc = ns_result_fail(NULL, NULL, &where, NULL, NULL, im->q->budget, &result, err);
     if (rc != NS_OK)
         return rc;
     rc = ns_sql_run(

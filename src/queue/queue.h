@@ -461,10 +461,13 @@ struct ns_export_report {
     int64_t written, failures; /* lines in output (successes) and failed lines, written or not */
     int64_t missing;           /* not finished */
     int64_t damaged;           /* stored rows that do not parse: skipped and counted */
+    /* nothing was written there: no lines. What the files held before they hold still. */
+    bool output_untouched, errors_untouched;
 };
 /* Streams in constant memory, one short read transaction per 10,000 rows. Files appear complete (temp, sync, rename)
- * or not at all; an empty file is not made. Refused: NS_CANTCREAT when an output is the input file or the database by
- * path, symbolic or hard link, or both outputs are the same; NS_BUSY when unfinished and not partial. */
+ * or not at all; without a line nothing is made, emptied or replaced. Refused: NS_CANTCREAT when an output is the input
+ * file or the database by path, symbolic or hard link, or both outputs are the same; NS_BUSY when it is still being
+ * submitted, or unfinished and not partial (report->missing tells how many). */
 NS_MUST_CHECK enum ns_code ns_queue_export(struct ns_queue *queue, int64_t batch_id,
                                            const struct ns_export_options *options, struct ns_export_report *report,
                                            struct ns_error *err);

@@ -45,9 +45,13 @@ enum ns_code ns_sql_fail(struct ns_queue *q, int rc, const char *what, struct ns
     if (code == NS_OK)
         code = NS_INTERNAL;
     int os = q->db ? sqlite3_system_errno(q->db) : 0;
-    return ns_error_set(err, code, "%s: %s: %s (%s%s%s)", q->path, what, sqlite3_errstr(rc & 0xFF),
-                        q->db ? sqlite3_errmsg(q->db) : "", os && (rc & 0xFF) == SQLITE_IOERR ? "; " : "",
-                        os && (rc & 0xFF) == SQLITE_IOERR ? strerror(os) : "");
+    const char *why = sqlite3_errstr(rc & 0xFF), *more = q->db ? sqlite3_errmsg(q->db) : "";
+    if (strcmp(why, more) == 0) /* the library often has one text for both */
+        more = "";
+    const char *system = os && (rc & 0xFF) == SQLITE_IOERR ? strerror(os) : "";
+    const char *comma = *more && *system ? "; " : "";
+    return ns_error_set(err, code, *more || *system ? "%s: %s: %s (%s%s%s)" : "%s: %s: %s%s%s%s", q->path, what, why,
+                        more, comma, system);
 }
 
 /* ---- statements --------------------------------------------------------------------------------------------------- */

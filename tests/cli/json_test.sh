@@ -70,6 +70,7 @@ answers 0 resume
 answers 0 stop
 refuses 75 export "$mixed"
 answers 0 simulate --queue --model "$demo" --disk-rate 1G --compute-rate 50
+answers 0 plan --model "$demo" --disk-rate 1G --compute-rate 10
 refuses 64 frob
 refuses 64 list --frob
 

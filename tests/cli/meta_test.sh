@@ -53,6 +53,14 @@ complete_words() {
 check "verbs complete" [ "$(complete_words exp)" = export ]
 check "options complete" [ "$(complete_words run --mem)" = --memory ]
 check "choices complete" [ "$(complete_words run --isa avx5)" = avx512 ]
+touch exp bas file.jsonl
+check "help completes verbs" [ "$(complete_words help exp)" = export ]
+check "completion completes shells" [ "$(complete_words completion '')" = "bash zsh fish" ]
+check "bench completes what there is" [ "$(complete_words bench w)" = wave ]
+check "priority completes classes" [ "$(complete_words priority hi)" = high ]
+check "submit completes files" [ "$(complete_words submit fi)" = file.jsonl ]
+check "files of options complete" [ "$(complete_words export --output fi)" = file.jsonl ]
+check "a verb without operands completes nothing" [ -z "$(complete_words pause fi)" ]
 
 if command -v groff >/dev/null; then
     for verb in '' $verbs; do

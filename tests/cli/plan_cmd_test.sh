@@ -39,6 +39,10 @@ check "four requests wait" [ "$(field out '$.queue.requests')" = 4 ]
 hours() { # END
     field out "\$.queue.hours[$1]"
 }
+check "too few have finished to know the usual length" [ "$(field out '$.queue.finished')" = 0 ]
+exits 0 "in text" plan --model "$demo" --memory 400M --disk-rate 1G --compute-rate 50
+check "it says that the longest is taken" out_has "the longest: each takes its max_tokens"
+plan 400M
 check "the range is one" [ "$(sqlite3 :memory: "SELECT $(hours 0) <= $(hours 1)")" = 1 ]
 exits 0 "the floor is enough" run --model "$demo" --memory "$floor"
 plan 400M
@@ -64,4 +68,15 @@ done
 
 exits 66 "no model" plan --model missing
 exits 64 "no --model" plan
+
+# a model is opened to be measured and once more in earnest: what is odd about it is said once
+cp -r "$demo" renamed
+mv renamed/model-00001-of-000002.safetensors renamed/model-one.safetensors
+fresh_queue
+"$NIGHTSHIFT" submit -q few.jsonl >/dev/null
+for verb in "simulate --queue" plan run; do
+    # shellcheck disable=SC2086
+    exits 0 "$verb with a stale index" $verb --model renamed
+    check "$verb warns once" [ "$(grep -c 'stale index' err)" = 1 ]
+done
 finish

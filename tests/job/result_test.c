@@ -102,6 +102,10 @@ static void c89_minus_infinity(void **state)
     assert_non_null(strstr(x.response.data, "\"type\":\"server_error\",\"param\":null,\"code\":\"non_finite\"}}"));
     assert_non_null(strstr(x.local.data, "\"context\":\"layer 3\",\"retry\":\"never\""));
     ns_result_fini(&x);
+    refusal.line = 12;
+    assert_int_equal(ns_result_fail(NULL, NULL, &refusal, NULL, NULL, &w->budget, &x, NULL), NS_OK);
+    assert_non_null(strstr(x.local.data, "\"line\":12,\"retry\":\"never\""));
+    ns_result_fini(&x);
     ns_request_fini(&r);
 }
 
@@ -178,6 +182,8 @@ static void a_choice_body(void **state)
                         "{\"index\":2,\"text\":\" c\",\"logprob\":-2.5,\"n_tokens\":1,\"is_greedy\":false}],"
                         "\"answer\":1,\"correct\":true}");
     assert_int_equal(x.correct, 1);
+    assert_int_equal(x.prompt_tokens, 1 + 2 + 1 + 1); /* choices are read */
+    assert_int_equal(x.completion_tokens, 0);
     ns_result_fini(&x);
     o[2].score = NAN;
     assert_int_equal(ns_result_build(&r, &w->model, o, 3, &facts, &w->budget, &x, NULL), NS_NONFINITE);

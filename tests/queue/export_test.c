@@ -172,7 +172,7 @@ static void orders_and_partial(void **state)
     ns_text_fini(&t);
 }
 
-static void files_without_lines_are_not_made(void **state)
+static void files_without_lines_are_not_touched(void **state)
 {
     struct rig *g = *state;
     int64_t batch = ten_done(g);
@@ -182,10 +182,12 @@ static void files_without_lines_are_not_made(void **state)
     struct ns_export_report report;
     RIG_OK(ns_queue_export(g->q, batch, &o, &report, err));
     assert_false(ns_path_exists(bad));
-    scratch_write(&g->scratch, "bad", "old\n", 4); /* one from before must not lie */
+    assert_true(report.errors_untouched);
+    scratch_write(&g->scratch, "bad", "old\n", 4);
     RIG_OK(ns_queue_export(g->q, batch, &o, &report, err));
+    assert_true(report.errors_untouched && !report.output_untouched);
     char *text = slurp(g, bad);
-    assert_string_equal(text, "");
+    assert_string_equal(text, "old\n");
     ns_budget_give(&g->budget, text);
 }
 
@@ -218,8 +220,8 @@ static void batches_are_found_by_prefix(void **state)
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {T(c10_output_is_the_input),          T(c97_damaged_lines_are_counted),
-                                       T(damaged_rows_are_left_out),        T(orders_and_partial),
-                                       T(files_without_lines_are_not_made), T(batches_are_found_by_prefix)};
+    const struct CMUnitTest tests[] = {
+        T(c10_output_is_the_input), T(c97_damaged_lines_are_counted),       T(damaged_rows_are_left_out),
+        T(orders_and_partial),      T(files_without_lines_are_not_touched), T(batches_are_found_by_prefix)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
