@@ -2,10 +2,11 @@
  *
  * WHAT   From the shapes, the options and what the budget has left: the size of tiles and of their ring, expert slots,
  *        rows of the largest wave, room for kept sequences, and what may stay resident. The shares sum to less than the
- *        budget by construction; every large allocation is charged to its share. Few tiles are in flight: more of them make
- *        reading no faster, and every byte less is a byte for states. Experts are used several at a time when their rows are
- *        many; who knows that they will be few (night/sizing.c) asks for fewer slots.
- * WHY    The order is that of worth (throughput notes): first rows, up to where the disk stops being the limit, then
+ *        budget by construction; every large allocation is charged to its share.
+ * WHY    The ring is what the disk has to do while the cores work from the end of a layer's experts to the next router:
+ *        dense tiles of a layer or two. Experts are used several at a time when their rows are many. Where waves are
+ *        small and states many, few of both will do (night/sizing.c).
+ *        The order is that of worth (throughput notes): first rows, up to where the disk stops being the limit, then
  *        states (a gigabyte of them saves more reading than a gigabyte of anything else), then what stays resident
  *        between waves, dense tiles before experts.
  *        The floor is what works at all: a few tiles in flight, two experts, waves of a few rows, one kept sequence.
@@ -110,7 +111,7 @@ static void choose_transport(struct planner *p, size_t memory, struct ns_store_o
     size_t tile = s->tile_bytes + 8192;
     if (!s->ring_bytes)
         s->ring_bytes =
-            clamp(memory / 64, RING_TILES * tile, ring_most > RING_TILES * tile ? ring_most : RING_TILES * tile);
+            clamp(memory / 16, RING_TILES * tile, ring_most > RING_TILES * tile ? ring_most : RING_TILES * tile);
     if (!s->expert_slots)
         s->expert_slots = (uint32_t)clamp(memory / 10 / (p->need->slot_bytes + 1), FLOOR_SLOTS, SLOTS_MOST);
 }

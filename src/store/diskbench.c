@@ -79,7 +79,7 @@ static enum ns_code run(struct bench *b, struct ns_io *io, struct ns_window *w, 
             size_t at = started++ % depth;
             w[at] = b->test.experts ? next_expert(b) : next_block(b);
             assert(w[at].n <= room);
-            ns_window_start(b->layout, &w[at], b->pool, &io[at], buffer + at * room);
+            ns_window_start(b->layout, &w[at], b->pool, false, &io[at], buffer + at * room);
             continue;
         }
         if (finished == started)

@@ -7,6 +7,8 @@
  *        gives its buffer away and gets another one, so nothing is copied.
  * WHY    Experts have one size per model, so slots never fragment and the budget is a multiplication. The order of use is
  *        ascending id, because sums over experts are taken in that order; in published files that is also the file order.
+ *        Wanted experts are read before tiles that wait: those are then what the disk does when the last expert is there
+ *        and nothing else is known.
  * INVARIANTS
  *   1. A slot or resident with pins is never read into and never evicted.     (experts_test: pinned_experts_survive)
  *   2. A wanted resident stays until it was acquired.                         (experts_test: wanted_residents_stay)
@@ -138,7 +140,7 @@ struct ns_expert_slot *ns_experts_free_slot(struct ns_store *s)
     return NULL;
 }
 
-void ns_experts_start(struct ns_store *s, struct ns_expert_slot *slot, struct ns_expert_id id)
+void ns_experts_start(struct ns_store *s, struct ns_expert_slot *slot, struct ns_expert_id id, bool urgent)
 {
     assert(slot->state == SLOT_FREE && slot->pins == 0);
     slot->id = id;
@@ -146,7 +148,8 @@ void ns_experts_start(struct ns_store *s, struct ns_expert_slot *slot, struct ns
     ns_layout_runs(&s->layout, id, &slot->runs);
     assert(slot->runs.total <= s->layout.slot_bytes);
     for (uint32_t i = 0; i < slot->runs.n; i++)
-        ns_window_start(&s->layout, &slot->runs.window[i], s->pool, &slot->io[i], slot->buffer + slot->runs.room[i]);
+        ns_window_start(&s->layout, &slot->runs.window[i], s->pool, urgent, &slot->io[i],
+                        slot->buffer + slot->runs.room[i]);
 }
 
 static struct ns_expert_slot *find_slot(const struct ns_experts *x, struct ns_expert_id id)
@@ -183,7 +186,7 @@ static void start_wanted(struct ns_store *s)
         struct ns_expert_slot *slot = ns_experts_free_slot(s);
         if (!slot)
             return;
-        ns_experts_start(s, slot, id);
+        ns_experts_start(s, slot, id, true);
     }
 }
 

@@ -263,7 +263,7 @@ enum ns_code ns_layout_check_unchanged(struct ns_layout *l, struct ns_error *err
     return NS_OK;
 }
 
-void ns_window_start(const struct ns_layout *layout, const struct ns_window *w, struct ns_iopool *pool,
+void ns_window_start(const struct ns_layout *layout, const struct ns_window *w, struct ns_iopool *pool, bool urgent,
                      struct ns_io *io, void *buffer)
 {
     const struct ns_shard_file *f = &layout->file[w->shard];
@@ -272,6 +272,7 @@ void ns_window_start(const struct ns_layout *layout, const struct ns_window *w, 
     io->n = w->n;
     io->offset = w->offset;
     io->is_write = false;
+    io->urgent = urgent;
     io->may_end = true;
     ns_io_start(pool, io);
 }

@@ -68,7 +68,7 @@ void ns_store_experts_expect(struct ns_store *store, uint32_t layer, uint64_t n_
         struct ns_expert_slot *slot = ns_experts_free_slot(store);
         if (!slot)
             return;
-        ns_experts_start(store, slot, id);
+        ns_experts_start(store, slot, id, false);
         room--;
     }
 }

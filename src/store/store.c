@@ -234,7 +234,7 @@ static enum ns_code read_sorted(struct ns_store *s, const struct ns_tensor *t, c
             uint32_t first = (uint32_t)(order[at] >> 32), last = (uint32_t)(order[at + g->n - 1] >> 32);
             g->window = ns_window_of(&s->layout, t->shard, t->offset + (uint64_t)first * row_bytes,
                                      (size_t)(last - first + 1) * row_bytes);
-            ns_window_start(&s->layout, &g->window, s->pool, &g->io, s->bounce + b * s->bounce_bytes);
+            ns_window_start(&s->layout, &g->window, s->pool, true, &g->io, s->bounce + b * s->bounce_bytes);
             at += g->n;
             continue;
         }

@@ -52,7 +52,7 @@ struct ns_window {
 struct ns_window ns_window_of(const struct ns_layout *layout, uint32_t shard, uint64_t offset, size_t bytes);
 /* The room a window may need, whatever the mode: what is planned before files are open. */
 size_t ns_window_room(uint64_t offset, size_t bytes);
-void ns_window_start(const struct ns_layout *layout, const struct ns_window *w, struct ns_iopool *pool,
+void ns_window_start(const struct ns_layout *layout, const struct ns_window *w, struct ns_iopool *pool, bool urgent,
                      struct ns_io *io, void *buffer);
 /* Waits; the whole range must have come. On success *io_bytes grows by what was read. */
 NS_MUST_CHECK enum ns_code ns_window_finish(const struct ns_layout *layout, const struct ns_window *w,
@@ -214,9 +214,9 @@ void ns_experts_next_wave(struct ns_store *store);
 void ns_experts_end(struct ns_store *store);
 /* prefetch.c: the first n of want were chosen by so many rows of the layer (NULL: by one each). */
 void ns_experts_learn(struct ns_store *store, uint32_t layer, const uint32_t *n_rows, size_t n);
-/* A free slot, or NULL. Starts the reads of one expert into it. */
-struct ns_expert_slot *ns_experts_free_slot(struct ns_store *store);
-void ns_experts_start(struct ns_store *store, struct ns_expert_slot *slot, struct ns_expert_id id);
+struct ns_expert_slot *ns_experts_free_slot(struct ns_store *store); /* or NULL */
+/* Starts the reads of one expert into a free slot; urgent ones come before tiles that wait. */
+void ns_experts_start(struct ns_store *store, struct ns_expert_slot *slot, struct ns_expert_id id, bool urgent);
 bool ns_experts_has(const struct ns_store *store, struct ns_expert_id id); /* kept, or in a slot */
 
 /* Options with every 0 replaced by its default, and what does not fit the model put right. */

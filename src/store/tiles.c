@@ -100,7 +100,7 @@ static void start_reads(struct ns_store *s)
             kept->loading = true;
         slot->index = t->next_start;
         slot->state = TILE_LOADING;
-        ns_window_start(&s->layout, &slot->window, s->pool, &slot->io, stays ? kept->block : slot->buffer);
+        ns_window_start(&s->layout, &slot->window, s->pool, false, &slot->io, stays ? kept->block : slot->buffer);
     }
 }
 

@@ -1,7 +1,7 @@
 /* iopool.c - the one I/O pool: positional reads and writes by a few threads.
  *
  * WHAT   Requests belong to the caller and wait in one of two queues, reads and writes, each served in the order of
- *        arrival by its own threads. A request is idle, queued, running or done.
+ *        arrival by its own threads, urgent requests before the others. A request is idle, queued, running or done.
  * WHY    Slow writes must not occupy every reader, so writes have a thread of their own. Plain preads by a handful of
  *        threads fill a drive as well as an asynchronous interface does when requests are megabytes: the cost of a call
  *        is lost in the transfer, and a thread that sleeps in a read is the simplest queue entry there is.
@@ -9,6 +9,7 @@
  *   1. A request is touched by the pool from start until done, and never after.   (iopool_test: cancel_is_clean)
  *   2. A write never delays a read that has a reader.                             (iopool_test: writes_do_not_block_reads)
  *   3. Closing waits for every request that was started.                          (iopool_test: close_waits)
+ *   4. An urgent request waits for none that is not and has not begun.             (iopool_test: urgent_ones_overtake)
  * THREADS  mu guards queues, states and counters; no system call happens under it. */
 #include "sys/sys_impl.h"
 
@@ -19,9 +20,13 @@ enum { IO_IDLE, IO_QUEUED, IO_RUNNING, IO_DONE };
 #define READERS_MAX     64
 #define READERS_DEFAULT 4
 
+struct line {
+    struct ns_io *first, *last;
+};
+
 struct queue {
     struct ns_iopool *pool;
-    struct ns_io *first, *last;
+    struct line urgent, other;
     struct ns_cond *more;
     unsigned n_running;
 };
@@ -38,6 +43,43 @@ struct ns_iopool {
     uint64_t busy_since; /* when the first of the running reads began */
     struct ns_iopool_stats stats;
 };
+
+static struct line *line_of(struct queue *q, const struct ns_io *io)
+{
+    return io->urgent ? &q->urgent : &q->other;
+}
+
+static void append(struct line *l, struct ns_io *io)
+{
+    io->next = NULL;
+    if (l->last)
+        l->last->next = io;
+    else
+        l->first = io;
+    l->last = io;
+}
+
+/* io is in the line. */
+static void take_out(struct line *l, struct ns_io *io)
+{
+    struct ns_io *before = NULL, *at = l->first;
+    while (at != io) {
+        before = at;
+        at = at->next;
+    }
+    if (before)
+        before->next = io->next;
+    else
+        l->first = io->next;
+    if (l->last == io)
+        l->last = before;
+    io->next = NULL;
+}
+
+static struct ns_io *next_of(const struct queue *q)
+{
+    return q->urgent.first ? q->urgent.first : q->other.first;
+}
 
 static void run_io(struct ns_io *io)
 {
@@ -62,15 +104,12 @@ static void serve(void *arg)
     struct ns_iopool *pool = q->pool;
     ns_mutex_lock(pool->mu);
     for (;;) {
-        while (!q->first && !pool->closing)
+        while (!next_of(q) && !pool->closing)
             ns_cond_wait(q->more, pool->mu);
-        struct ns_io *io = q->first;
+        struct ns_io *io = next_of(q);
         if (!io)
             break;
-        q->first = io->next;
-        if (!q->first)
-            q->last = NULL;
-        io->next = NULL;
+        take_out(line_of(q, io), io);
         io->state = IO_RUNNING;
         bool is_read = !io->is_write;
         if (q->n_running++ == 0 && is_read)
@@ -150,12 +189,7 @@ void ns_io_start(struct ns_iopool *pool, struct ns_io *io)
     ns_mutex_lock(pool->mu);
     assert(io->state == IO_IDLE || io->state == IO_DONE);
     io->state = IO_QUEUED;
-    io->next = NULL;
-    if (q->last)
-        q->last->next = io;
-    else
-        q->first = io;
-    q->last = io;
+    append(line_of(q, io), io);
     ns_cond_signal(q->more);
     ns_mutex_unlock(pool->mu);
 }
@@ -192,17 +226,7 @@ bool ns_io_cancel(struct ns_iopool *pool, struct ns_io *io)
     ns_mutex_lock(pool->mu);
     bool taken = io->state == IO_QUEUED;
     if (taken) {
-        struct ns_io *before = NULL, *at = q->first;
-        while (at != io) {
-            before = at;
-            at = at->next;
-        }
-        if (before)
-            before->next = io->next;
-        else
-            q->first = io->next;
-        if (q->last == io)
-            q->last = before;
+        take_out(line_of(q, io), io);
         io->state = IO_IDLE;
     } else {
         wait_done(pool, io);

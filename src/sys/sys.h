@@ -126,6 +126,7 @@ struct ns_io { /* caller-owned, alive until done */
     size_t n;
     uint64_t offset;
     bool is_write;
+    bool urgent;  /* before those that are not */
     bool may_end; /* a short read at end of file is fine; got tells */
     /* results, valid after ns_io_wait */
     enum ns_code code;

@@ -139,6 +139,37 @@ static void writes_do_not_block_reads(void **state)
     assert_memory_equal(f->got[0], out, sizeof out);
 }
 
+/* One reader serves one after the other: when the urgent one is done and one started before it is not, it has overtaken. It
+ * can only do so while the others wait, which is up to the machine; in the order of arrival it never would. */
+static void urgent_ones_overtake(void **state)
+{
+    struct fixture *f = *state;
+    struct ns_iopool *pool = NULL;
+    assert_int_equal(ns_iopool_open(1, &pool, NULL), NS_OK);
+    f->io[N_IOS - 1].urgent = true;
+    bool overtook = false;
+    for (int round = 0; round < 10000 && !overtook; round++) {
+        for (size_t i = 0; i < N_IOS; i++)
+            ns_io_start(pool, &f->io[i]);
+        assert_int_equal(ns_io_wait(pool, &f->io[N_IOS - 1], NULL), NS_OK);
+        overtook = !ns_io_done(pool, &f->io[N_IOS - 2]);
+        for (size_t i = 0; i < N_IOS; i++)
+            assert_int_equal(ns_io_wait(pool, &f->io[i], NULL), NS_OK);
+    }
+    assert_true(overtook);
+    assert_memory_equal(f->got, f->bytes, N);
+    ns_iopool_close(pool);
+}
+
+/* The same from both lines of a queue. */
+static void cancel_finds_urgent_ones(void **state)
+{
+    struct fixture *f = *state;
+    for (size_t i = 0; i < N_IOS; i += 3)
+        f->io[i].urgent = true;
+    cancel_is_clean(state);
+}
+
 static void open_survives_every_failed_allocation(void **state)
 {
     (void)state;
@@ -162,6 +193,8 @@ int main(void)
         T(one_failure_is_one_requests_failure),
         T(the_end_of_the_file),
         T(cancel_is_clean),
+        T(cancel_finds_urgent_ones),
+        T(urgent_ones_overtake),
         T(close_waits),
         T(writes_do_not_block_reads),
         T(open_survives_every_failed_allocation),
