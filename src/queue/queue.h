@@ -84,6 +84,7 @@ struct ns_runner_options {
     bool single_owner;
     uint64_t heartbeat_ms; /* 0: 10,000 */
     bool no_ballast;       /* tests: no reserve file */
+    uint64_t large_bytes;  /* above it not each start checks all pages; 0: 256 MiB */
 };
 
 struct ns_runner_start_report {
@@ -91,7 +92,7 @@ struct ns_runner_start_report {
     int64_t lost_runners, taken_back; /* rows of dead runners closed, requests put back in the queue */
     int64_t swept_files;
 };
-/* Takes the lock, writes the row, starts the heartbeat. NS_BUSY names the holder:
+/* Takes the lock, checks the pages (pages.c), writes the row, starts the heartbeat. NS_BUSY names the holder:
  * runner 17 (pid 4242) holds lane main; last progress 12 s ago. */
 NS_MUST_CHECK enum ns_code ns_runner_start(const char *path, const struct ns_runner_options *options,
                                            struct ns_budget *budget, struct ns_runner **out,

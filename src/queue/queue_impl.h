@@ -93,6 +93,11 @@ NS_MUST_CHECK enum ns_code ns_event_insert(struct ns_queue *q, const char *level
                                            int64_t batch_id, int64_t request_id, const char *detail,
                                            struct ns_error *err);
 
+/* ---- pages.c -------------------------------------------------------------------------------------------------------------------- */
+
+/* NS_CORRUPT with what is wrong. A database above large_bytes (0: 256 MiB) is not checked each time. */
+NS_MUST_CHECK enum ns_code ns_pages_check(struct ns_queue *q, uint64_t large_bytes, struct ns_error *err);
+
 /* ---- runner.c ------------------------------------------------------------------------------------------------------------------ */
 
 struct ns_share { /* what a batch was given so far, in tokens per weight; kept for the life of a runner */

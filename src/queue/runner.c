@@ -248,28 +248,6 @@ static void stop_heartbeat(struct ns_runner *r)
 
 /* ---- start and stop ------------------------------------------------------------------------------------------------------------ */
 
-static enum ns_code check_pages(struct ns_queue *q, struct ns_error *err)
-{
-    sqlite3_stmt *stmt = NULL;
-    bool row = false;
-    enum ns_code rc = ns_sql_rows(q, &stmt, err, "PRAGMA integrity_check(1)", "");
-    if (rc == NS_OK)
-        rc = ns_sql_next(q, stmt, &row, err);
-    if (rc != NS_OK || !row)
-        return rc;
-    const char *said = ns_sql_text(stmt, 0);
-    rc = ns_sql_fetched(q, err);
-    /* a page that could not be read is no damage: the check only says so in words */
-    const char *number = said ? strstr(said, "error code=") : NULL;
-    if (rc == NS_OK && number)
-        rc = ns_sql_fail(q, (int)strtol(number + strlen("error code="), NULL, 10), "checking the pages", err);
-    if (rc == NS_OK && (!said || strcmp(said, "ok") != 0))
-        rc = ns_error_set(err, NS_CORRUPT, "%s is damaged: %.300s; restore a backup, or see nightshift doctor", q->path,
-                          said ? said : "?");
-    ns_sql_end(stmt);
-    return rc;
-}
-
 static enum ns_code check_numbers(struct ns_queue *q, struct ns_error *err)
 {
     bool lost = false;
@@ -286,7 +264,7 @@ static enum ns_code start(struct ns_runner *r, const struct ns_runner_options *o
 {
     enum ns_code rc = take_lane(r, o, err);
     if (rc == NS_OK)
-        rc = check_pages(r->q, err);
+        rc = ns_pages_check(r->q, o->large_bytes, err);
     if (rc == NS_OK)
         rc = check_numbers(r->q, err);
     if (rc == NS_OK)

@@ -153,8 +153,56 @@ static void t13_no_damaged_page_passes(void **state)
     rig_close(&g);
 }
 
+static int64_t checks_after_start(struct rig *g, bool well)
+{
+    struct ns_runner_options o = {.no_ballast = true, .large_bytes = 1};
+    struct ns_runner_start_report report;
+    RIG_OK(ns_runner_start(g->db, &o, &g->budget, &g->r, &report, err));
+    int64_t n = rig_int(g, "SELECT COUNT(*) FROM events WHERE kind = 'pages checked'");
+    if (well)
+        rig_stop(g);
+    else
+        ns_runner_abandon(g->r);
+    g->r = NULL;
+    return n;
+}
+
+/* When a run was killed or ended with an error, and once a day; a restart on the same day need not wait. */
+static void a_large_queue_is_checked_when_it_matters(void **state)
+{
+    (void)state;
+    struct rig g;
+    struct ns_runner_options large = {.no_ballast = true, .large_bytes = 1};
+    struct ns_runner_start_report report;
+    struct ns_error why = {0};
+    rig_open(&g);
+    assert_int_equal(checks_after_start(&g, true), 1);
+    assert_int_equal(checks_after_start(&g, true), 1);
+    assert_int_equal(checks_after_start(&g, false), 1);
+    assert_int_equal(checks_after_start(&g, true), 2); /* the one before died */
+    assert_int_equal(checks_after_start(&g, true), 2);
+    rig_sql(&g, "UPDATE runners SET end_reason = 'error io: x' WHERE id = (SELECT MAX(id) FROM runners)");
+    assert_int_equal(checks_after_start(&g, true), 3);
+    rig_sql(&g, "UPDATE events SET at = at - 25 * 3600 * 1000 WHERE kind = 'pages checked'");
+    assert_int_equal(checks_after_start(&g, false), 4);
+    /* and what such a check finds ends the start */
+    rig_sql(&g, "PRAGMA wal_checkpoint(TRUNCATE)");
+    int64_t page = rig_int(&g, "SELECT pageno FROM dbstat WHERE name = 'runners'");
+    ns_queue_close(g.q);
+    g.q = NULL;
+    FILE *out = fopen(g.db, "r+b");
+    assert_non_null(out);
+    uint8_t zero[PAGE] = {0};
+    assert_int_equal(fseek(out, (page - 1) * PAGE + 8, SEEK_SET), 0);
+    assert_int_equal(fwrite(zero, 1, 2, out), 2); /* the place of its first cell */
+    assert_int_equal(fclose(out), 0);
+    assert_int_equal(ns_runner_start(g.db, &large, &g.budget, &g.r, &report, &why), NS_CORRUPT);
+    rig_close(&g);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(t13_no_damaged_page_passes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(t13_no_damaged_page_passes),
+                                       cmocka_unit_test(a_large_queue_is_checked_when_it_matters)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
