@@ -118,6 +118,11 @@ all_done() {
 check "the first one runs" until_true 60 all_done
 exits 0 "plan beside it" plan --model alias $given --context 512 --json
 check "it is seen" [ "$(field out '$.other_runs')" = 1 ]
+promised=$(field out '$.promised_bytes')
+free=$(field out '$.free_bytes')
+check "what it may still take is known" [ "$promised" -gt 0 ]
+check "that is no more than it was given" [ "$promised" -le 300000000 ]
+check "memory is planned without that" [ $(($(field out '$.ceiling_bytes') * 16)) -le $(((free - promised) * 15 + 16)) ]
 exits 0 "plan beside it, in words" plan --model alias $given --context 512
 check "it is named" err_has "process $child runs this model too"
 NIGHTSHIFT_DB=$work/other.db
