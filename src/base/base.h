@@ -128,6 +128,8 @@ void ns_fault_arm_mode(enum ns_fault_kind kind, uint64_t nth, int mode, bool sti
 void ns_fault_disarm(void);
 bool ns_fault_hit(enum ns_fault_kind kind); /* called by the site: does this call fail? */
 int ns_fault_mode(enum ns_fault_kind kind); /* 0 when none was given */
+/* Calls up to the one that fails, with it: 0 when it has failed, 1 from then on with sticky. */
+uint64_t ns_fault_left(enum ns_fault_kind kind);
 /* Crash point: when armed with this name, the k-th visit kills the process with SIGKILL. */
 void ns_crash_arm(const char *name, uint64_t visit);
 void ns_crash_point(const char *name);

@@ -52,6 +52,11 @@ int ns_fault_mode(enum ns_fault_kind kind)
     return atomic_load(&faults[kind].mode);
 }
 
+uint64_t ns_fault_left(enum ns_fault_kind kind)
+{
+    return atomic_load(&faults[kind].left);
+}
+
 void ns_crash_arm(const char *name, uint64_t visit)
 {
     size_t n = strlen(name);

@@ -18,6 +18,7 @@ static void the_nth_call_fails(void **state)
     assert_false(ns_fault_hit(NS_FAULT_READ));
     ns_fault_arm(NS_FAULT_READ, 3);
     assert_false(ns_fault_hit(NS_FAULT_READ));
+    assert_int_equal(ns_fault_left(NS_FAULT_READ), 2);
     assert_false(ns_fault_hit(NS_FAULT_WRITE)); /* kinds do not mix */
     assert_false(ns_fault_hit(NS_FAULT_READ));
     assert_true(ns_fault_hit(NS_FAULT_READ));
