@@ -171,6 +171,8 @@ void ns_group_forget(struct ns_sched *s, uint32_t item)
 
 void ns_group_begin(struct ns_sched *s)
 {
+    s->group.n_turns = 0;
+    s->group.prompts_first = false;
     open_memory(s);
     if (s->group.ready)
         memset(s->group.wave, 0, s->group.set_words * sizeof *s->group.wave);
@@ -181,6 +183,12 @@ bool ns_group_active(const struct ns_sched *s)
     if (!s->group.ready || s->options.in_order)
         return false;
     return s->options.experts == NS_SCHED_EXPERTS_ALWAYS || s->io_bound;
+}
+
+bool ns_group_takes_turns(const struct ns_sched *s)
+{
+    static const double nearly_all = 2.3; /* choices for an expert; 1 - exp(-2.3) is 0.9 */
+    return ns_group_active(s) && s->wave.rows_most * (double)s->group.top_k < nearly_all * s->model.n_experts;
 }
 
 /* The experts that one token chose when it was last seen: how many, and how many of them the wave has not. */

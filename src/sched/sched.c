@@ -3,6 +3,8 @@
  * WHAT   ns_sched_next fills a wave in three rounds: one row of every generation that runs; the rest of what has begun
  *        (prompts that were cut, sequences whose state was lost); then what waits, in the order of fair.c and group.c.
  *        place.c puts the rows in, emit.c writes them down, take.c hands out what the wave told.
+ *        When there are more items than rows, and the disk is the limit, generations take turns instead, and prompts have
+ *        waves of their own until there are several generations for each row.
  * WHY    Rows of running generations are few and each is a token; what has begun holds memory; what waits holds nothing.
  *        The order decides only who rides together: an answer depends on the tokens of its own path and on nothing else.
  * INVARIANTS
@@ -17,6 +19,8 @@
 #include <string.h>
 
 enum { ROWS_LEAST = 1024, ROWS_MOST = 4096, LOOK_AHEAD = 64, OVERTAKE = 64, RESERVED_IN = 8, QUANTUM = 4096 };
+
+enum { CHOICE = 4, PROMPT_WAVES = 3 }; /* generations for a row; waves of prompts for each of generations */
 
 enum { ROWS_ALONE = 64 }; /* of an item that has the machine to itself */
 
@@ -289,10 +293,9 @@ static enum ns_code fill_begun(struct ns_sched *s, bool decode_only, bool rest_o
 }
 
 /* Running generations that could take a step now, in the order of their turns. */
-static enum ns_code turns_find(struct ns_sched *s, size_t *n, struct ns_error *err)
+static enum ns_code turns_find(struct ns_sched *s, struct ns_error *err)
 {
     struct ns_group *g = &s->group;
-    *n = 0;
     g->unfinished = 0;
     for (uint32_t item = s->begun.first; item != NS_NIL; item = s->item[item].list_next) {
         const struct ns_sched_entry *it = &s->item[item];
@@ -306,11 +309,11 @@ static enum ns_code turns_find(struct ns_sched *s, size_t *n, struct ns_error *e
         }
         void *array = g->turn;
         if (rc == NS_OK)
-            rc = ns_sched_reserve(s->budget, &array, &g->turn_capacity, *n + 1, sizeof *g->turn, err);
+            rc = ns_sched_reserve(s->budget, &array, &g->turn_capacity, g->n_turns + 1, sizeof *g->turn, err);
         g->turn = array;
         if (rc != NS_OK)
             return rc;
-        g->turn[(*n)++] = item;
+        g->turn[g->n_turns++] = item;
         s->item[item].turn = s->wave.stamp;
     }
     return NS_OK;
@@ -328,24 +331,25 @@ static void turns_sort(struct ns_sched *s, uint32_t *turn, size_t n)
     }
 }
 
-/* More generations than rows: those that share experts take the step together, and nobody is passed over too often. */
-static enum ns_code fill_turns(struct ns_sched *s, size_t n, struct ns_error *err)
+/* More generations than rows: those that share experts take the step together, and nobody is passed over too often.
+ * only_forced: those that were. */
+static enum ns_code fill_turns(struct ns_sched *s, bool only_forced, struct ns_error *err)
 {
     struct ns_group *g = &s->group;
-    uint32_t rows = s->wave.rows_most, most_live = rows < UINT32_MAX / 4 ? rows * 4 : UINT32_MAX;
+    uint32_t rows = s->wave.rows_most;
     bool draining = s->items_used == s->begun.n;
-    if (g->unfinished > 0 || (!draining && s->n_live < most_live))
-        rows -= rows / 4; /* a larger choice needs more generations: some rows for their prompts */
-    if (draining)         /* nobody comes after them: they should end together, or the last waves are empty */
-        turns_sort(s, g->turn, n);
-    while (n > 0 && s->wave.out.rows < rows) {
-        size_t most = n < s->options.look_ahead ? n : s->options.look_ahead, i;
-        if (draining && most > rows + rows / 2)
-            most = rows + rows / 2;
+    if (draining) /* nobody comes after them: they should end together, or the last waves are empty */
+        turns_sort(s, g->turn, g->n_turns);
+    while (g->n_turns > 0 && s->wave.out.rows < rows) {
+        size_t most = g->n_turns < s->options.look_ahead ? g->n_turns : s->options.look_ahead, i;
+        if (draining && most > 2 * (size_t)rows)
+            most = 2 * (size_t)rows;
         enum ns_code rc = ns_group_pick(s, g->turn, most, &i, err);
         if (rc != NS_OK || i == most)
             return rc;
         uint32_t item = g->turn[i];
+        if (only_forced && s->item[item].skips < s->options.overtake_most)
+            return NS_OK;
         enum ns_place place = ns_place_item(s, item, true, err);
         if (place == NS_PLACE_ERROR)
             return NS_BUDGET;
@@ -356,21 +360,34 @@ static enum ns_code fill_turns(struct ns_sched *s, size_t n, struct ns_error *er
             s->item[item].refused = s->wave.stamp;
             s->item[item].refusal = NS_PLACE_CONFLICT;
         }
-        memmove(g->turn + i, g->turn + i + 1, (n - i - 1) * sizeof *g->turn);
-        n--;
+        memmove(g->turn + i, g->turn + i + 1, (g->n_turns - i - 1) * sizeof *g->turn);
+        g->n_turns--;
     }
     return NS_OK;
 }
 
+/* Rows of one prompt share more experts than rows of many, and a larger choice of generations lets those ride together
+ * that agree: prompts have waves of their own, until there are several generations for each row. */
+static bool prompts_first(const struct ns_sched *s)
+{
+    const struct ns_group *g = &s->group;
+    bool more = s->items_used > s->begun.n && s->n_live / CHOICE < s->wave.rows_most;
+    return (more || g->unfinished > 0) && g->prompt_waves < PROMPT_WAVES;
+}
+
 static enum ns_code fill_running(struct ns_sched *s, struct ns_error *err)
 {
-    size_t n = 0;
-    if (ns_group_active(s)) {
-        enum ns_code rc = turns_find(s, &n, err);
-        if (rc != NS_OK)
-            return rc;
-    }
-    return n > s->wave.rows_most / 2 ? fill_turns(s, n, err) : fill_begun(s, true, false, err);
+    struct ns_group *g = &s->group;
+    if (s->items_used <= s->wave.rows_most || !ns_group_takes_turns(s))
+        return fill_begun(s, true, false, err);
+    enum ns_code rc = turns_find(s, err);
+    if (rc != NS_OK)
+        return rc;
+    g->prompts_first = prompts_first(s);
+    rc = fill_turns(s, g->prompts_first, err);
+    if (rc == NS_OK && g->prompts_first)
+        ns_fair_passed(s, g->turn, g->n_turns, true);
+    return rc;
 }
 
 /* Only the first item that holds memory goes on, from the state it can use; every other state is given up. */
@@ -414,6 +431,8 @@ static enum ns_code fill(struct ns_sched *s, uint32_t rows, int64_t now_ms, stru
         rc = fill_begun(s, false, true, err);
     if (rc == NS_OK)
         rc = ns_fair_fill(s, now_ms, err);
+    if (rc == NS_OK && wave->out.rows < rows)
+        rc = fill_turns(s, false, err);
     if (rc == NS_OK && wave->out.rows < rows)
         rc = fill_begun(s, false, false, err); /* those that were held back for the sake of the waiting ones */
     return rc;
@@ -473,6 +492,7 @@ enum ns_code ns_sched_next(struct ns_sched *s, int64_t now_ms, struct ns_sched_p
         return ns_error_wrap(err, rc, "planning a wave");
     }
     wave->open = true;
+    s->group.prompt_waves = s->group.prompts_first ? s->group.prompt_waves + 1 : 0;
     wave->plan_ns = ns_clock_mono_ns() - began;
     ns_account_planned(s);
     *plan = wave->out;

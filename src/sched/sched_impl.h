@@ -176,9 +176,11 @@ struct ns_group {
     uint32_t n_free;
     uint32_t *row_item; /* whose row it is in the planned wave, or NS_NIL */
     size_t row_item_capacity;
-    uint32_t *turn; /* scratch: generations that can take a step */
-    size_t turn_capacity;
-    uint32_t unfinished; /* begun, but not among them */
+    uint32_t *turn; /* scratch: generations that can take a step, and did not yet */
+    size_t n_turns, turn_capacity;
+    uint32_t unfinished;   /* begun, but not among them */
+    bool prompts_first;    /* in the planned wave */
+    uint32_t prompt_waves; /* in a row */
 };
 
 struct ns_sched {
@@ -323,6 +325,8 @@ bool ns_place_keeps_state(const struct ns_sched_entry *it);
 void ns_group_fini(struct ns_sched *s);
 void ns_group_begin(struct ns_sched *s);        /* of a plan */
 bool ns_group_active(const struct ns_sched *s); /* does the choice of experts matter now? */
+/* ... so much that generations take turns: the planned wave will not take nearly all experts whoever rides in it. */
+bool ns_group_takes_turns(const struct ns_sched *s);
 /* Which of these candidates, in fair order, is to be placed next: *i = n for none. */
 NS_MUST_CHECK enum ns_code ns_group_pick(struct ns_sched *s, const uint32_t *item, size_t n, size_t *i,
                                          struct ns_error *err);

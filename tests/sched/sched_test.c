@@ -578,6 +578,27 @@ static void waves_grow_until_compute_is_the_limit(void **state)
     case_close(&w);
 }
 
+/* Where generations take turns prompts have waves of their own, but never more than three for each step. */
+static void generations_go_on_beside_prompts(void **state)
+{
+    (void)state;
+    struct world w;
+    case_open(&w, &(struct ns_sched_options){.rows = 8, .experts = NS_SCHED_EXPERTS_ALWAYS}, 60);
+    struct ns_sched_model model = {.n_moe_layers = 4, .n_experts = 64, .top_k = 4};
+    ns_sched_set_model(w.s, &model);
+    struct job *generation = case_job(&w, 6, 0, 0, 100);
+    assert_true(wave_run(&w) && generation->n == 7);
+    for (int i = 0; i < 50; i++)
+        case_job(&w, 150, 0, 149, 0); /* 900 waves and more */
+    uint64_t before = w.waves;
+    while (!generation->over)
+        assert_true(wave_run(&w));
+    uint32_t steps = generation->n - 7;
+    assert_true(steps > 20);
+    assert_in_range(w.waves - before, 2 * steps, 4 * steps);
+    case_close(&w);
+}
+
 static void every_failed_allocation_is_survived(void **state)
 {
     (void)state;
@@ -624,6 +645,7 @@ int main(void)
         cmocka_unit_test(lost_wave_costs_only_its_rows),
         cmocka_unit_test(what_never_fits_is_refused),
         cmocka_unit_test(waves_grow_until_compute_is_the_limit),
+        cmocka_unit_test(generations_go_on_beside_prompts),
         cmocka_unit_test(every_failed_allocation_is_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

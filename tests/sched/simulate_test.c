@@ -137,7 +137,7 @@ static void topics_go_together(void **state)
         print_message("many topics, waves of %u rows\n", rows);
         struct ns_sched_account file = simulate(&o, NS_SIM_FILE_ORDER, set);
         struct ns_sched_account grouped = simulate(&o, NS_SIM_EXPERTS, set);
-        assert_true(grouped.experts_distinct * 100 < file.experts_distinct * 90);
+        assert_true(grouped.experts_distinct * 100 < file.experts_distinct * 50);
         free(set);
     }
 }
@@ -170,7 +170,7 @@ static uint16_t *trace_read(const char *path, uint32_t n_layers, uint32_t top_k,
 }
 
 /* Real routing, generations in small waves: those that share experts go together. The constants of group.c were chosen
- * on the whole traces; each half by itself, with the other half never seen, must show most of the gain as well. */
+ * on the whole traces; each half by itself, with the other half never seen, must show the gain as well. */
 static void grouping_touches_fewer_experts(void **state)
 {
     (void)state;
@@ -203,7 +203,8 @@ static void grouping_touches_fewer_experts(void **state)
             struct ns_sched_account file = simulate(&o, NS_SIM_FILE_ORDER, set);
             simulate(&o, NS_SIM_PREFIX, set);
             struct ns_sched_account grouped = simulate(&o, NS_SIM_EXPERTS, set);
-            assert_true(grouped.experts_distinct * 100 < file.experts_distinct * (part == 0 ? 95 : 97));
+            assert_true(grouped.experts_distinct * 100 < file.experts_distinct * 92);
+            assert_true(grouped.waves <= file.waves);
             free(set);
         }
         free(expert);
