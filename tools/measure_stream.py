@@ -9,7 +9,8 @@ Parts:
 The ceiling of rates is a mix. `bench disk` measures two kinds of reads that a wave makes: dense blocks in file order and
 experts here and there, which are smaller and far from each other and come slower whoever reads them. So a wave of so many
 bytes of either kind is compared with the time that `bench disk` needed for those bytes, at the best depth of each kind. The
-share of the one best rate of all is printed beside it: no wave that reads experts can have all of that.
+share of the one best rate of all is printed beside it: no wave that reads experts can have all of that. A disk that others
+use too is now faster, now slower: `bench disk` runs before and after each queue, and the mean of the two is the ceiling.
 
 Every run starts with a cold page cache and is an ordinary run of the program. Each part says what it wants and fails when
 it does not get it; bytes read are compared with what had to be read in all of them. Options:
@@ -130,11 +131,15 @@ def same(b):
             b.read_once(waves, budget, rows)
 
 
-def best_rates(disk):
+def best_rates(b):
     """The best of `bench disk` for blocks in file order and for scattered experts: a wave reads both."""
+    cold(b.args.model)
+    disk = b.call("bench", "disk", "--model", b.args.model)
     best = {}
     for m in disk["measurements"]:
         best[m["reads"]] = max(best.get(m["reads"], 0), m["bytes_per_s"])
+    print("bench disk: %.2f GB/s in blocks, %.2f GB/s in experts, %s reads" %
+          (best["blocks"] / 1e9, best["experts"] / 1e9, "direct" if disk["direct"] else "cached"))
     return best
 
 
@@ -150,14 +155,13 @@ def wave_line(w, best):
 
 def rates(b):
     memory = b.args.memory or "1G"
-    cold(b.args.model)
-    disk = b.call("bench", "disk", "--model", b.args.model)
-    best = best_rates(disk)
-    print("bench disk: %.2f GB/s in blocks, %.2f GB/s in experts, %s reads" %
-          (best["blocks"] / 1e9, best["experts"] / 1e9, "direct" if disk["direct"] else "cached"))
+    before = best_rates(b)
     for rows in (1, 4, 16):
         requests = [{"custom_id": str(i), "prompt": chr(ord("a") + i), "max_tokens": 4} for i in range(rows)]
         _, waves, _, status = b.run(requests, memory, rows)
+        after = best_rates(b)
+        best = {kind: (before[kind] + after[kind]) / 2 for kind in after}
+        before = after
         want(status == 0 and len(waves) > 2 and waves[0]["rows"] == rows, "waves of %d rows, cold" % rows)
         for i, w in enumerate(waves):
             share, plain, stall, overlap = wave_line(w, best)
