@@ -6,8 +6,16 @@
 #include <stdio.h>
 #include <string.h>
 
+/* What is written from a text that is not whole is not whole either; the text itself forgets it when it is used again. */
+static void need_whole(struct ns_json_writer *w, const struct ns_text *text)
+{
+    if (!ns_text_ok(text))
+        w->out->failed = true;
+}
+
 void ns_put_text(struct ns_json_writer *w, const struct ns_text *text)
 {
+    need_whole(w, text);
     ns_json_put_string(w, text->data ? text->data : "", text->n);
 }
 
@@ -105,6 +113,7 @@ static void put_offsets(struct ns_body *b, size_t n_points)
             continue;
         ns_text_clear(b->scratch);
         ns_decoder_add(&decoder, bytes, n, b->scratch);
+        need_whole(&b->w, b->scratch);
         at += count_points(b->scratch->data, b->scratch->n);
     }
     ns_json_close_array(&b->w);
@@ -144,6 +153,7 @@ static void put_completion_logprobs(struct ns_body *b, size_t n_points)
         ns_json_open_object(w);
         for (size_t j = 0; j < k && j < b->outcome->n_top; j++) {
             ns_token_text(b->model, row.top_id[j], b->scratch);
+            need_whole(w, b->scratch);
             ns_json_put_key(w, b->scratch->data ? b->scratch->data : "");
             put_logprob(w, row.top_logprob[j]);
         }
