@@ -16,6 +16,29 @@ static void build(struct words *w, const struct ns_request *r, const struct ns_o
     assert_string_equal(again, out->content_sha256); /* a reader can compute it from the body */
 }
 
+/* Each allocation fails in turn: there is no result then, or the same one; never one with a word cut. */
+static void same_without_memory(struct words *w, const struct ns_request *r, const struct ns_outcome *o,
+                                const struct ns_result *whole)
+{
+    uint64_t n_refused = 0;
+    for (uint64_t nth = 1, left = 0; left == 0; nth++) {
+        struct ns_result x;
+        ns_fault_arm(NS_FAULT_ALLOC, nth);
+        enum ns_code rc = ns_result_build(r, &w->model, o, 1, &facts, &w->budget, &x, NULL);
+        left = ns_fault_left(NS_FAULT_ALLOC);
+        ns_fault_disarm();
+        n_refused += rc == NS_BUDGET;
+        assert_true(rc == NS_OK || rc == NS_BUDGET);
+        if (rc == NS_OK) {
+            assert_string_equal(x.content_sha256, whole->content_sha256);
+            assert_string_equal(x.response.data, whole->response.data);
+            assert_string_equal(x.local.data, whole->local.data);
+        }
+        ns_result_fini(&x);
+    }
+    assert_true(n_refused > 5);
+}
+
 static void a_completion_body(void **state)
 {
     struct words *w = *state;
@@ -68,6 +91,7 @@ static void echo_and_logprobs(void **state)
                            .prompt_top_logprob = unused,
                            .finish = NS_FINISH_LENGTH};
     build(w, &r, &o, 1, &x);
+    same_without_memory(w, &r, &o, &x);
     assert_non_null(strstr(x.response.data, "\"text\":\" a b\",\"logprobs\":{\"tokens\":[\" a\",\" b\"],"
                                             "\"token_logprobs\":[null,-0.25],\"top_logprobs\":[null,{\" b\":-0.25,"
                                             "\"<|end_of_msg|>\":-9999.0}],\"text_offset\":[0,2]},"
