@@ -15,6 +15,8 @@
 
 enum { BATCH_EXPERTS = 32, BATCH_ROWS = 512 }; /* experts of one call at most; rows of one call, for each thread */
 
+enum { SLOTS_OF_A_CALL = 4 }; /* one slot in so many */
+
 struct moe_buffers {
     struct ns_routing routing;
     float *z, *acc, *y; /* z [rows][latent]; acc [rows][latent or hidden]; y [rows][hidden] without latent */
@@ -74,11 +76,12 @@ static size_t batch_rows(const struct ns_pass *pass)
     return routed < most ? routed : most;
 }
 
-/* The other half of the slots is read meanwhile. */
+/* No slot of a call is free before its end: most of them are left to what is read meanwhile, and to what has been read
+ * but is not next. */
 static size_t batch_experts(const struct ns_pass *pass)
 {
-    size_t half = ns_store_expert_slots(pass->store) / 2;
-    return half < 1 ? 1 : half < BATCH_EXPERTS ? half : BATCH_EXPERTS;
+    size_t most = ns_store_expert_slots(pass->store) / SLOTS_OF_A_CALL;
+    return most < 1 ? 1 : most < BATCH_EXPERTS ? most : BATCH_EXPERTS;
 }
 
 static void carve(struct ns_pass *pass, struct moe_buffers *b)

@@ -3,7 +3,8 @@
  * WHAT   The engine divides memory for any work. When the queue is known, its work is: rows of scoring and prompts, sequences
  *        that generate and for how long. For a row of wave sizes, and of limits for states, the passes are counted and their
  *        bytes and multiply-adds forecast; the fastest pair wins, if it is clearly faster than the usual one. Both are
- *        limits, not shares: rows, states and what stays change places as a night goes on (engine/pool.c).
+ *        limits, not shares: rows, states and what stays change places as a night goes on (engine/pool.c). Then the same with
+ *        fewer experts and tiles in flight, which leave them more memory.
  * WHY    A generation advances one token a pass, so with room for a quarter of the states a night takes nearly four times
  *        the passes; scoring needs large waves and no state at all. Prompts of generations need both: rows to come in, and
  *        fewer and fewer as states fill the memory; long prompts want states limited, so that rows are left for the next.
@@ -27,8 +28,10 @@ static const double desk_alone = 4e6; /* without a request: what the scheduler r
 static const double beside_each =
     0.15; /* of the shorter of reading and computing, that is not done beside the longer */
 static const double clearly = 0.99, nearly = 0.998;
-static const uint32_t few_slots = 10, few_tiles = 4;
-static const size_t tile_edge = 8192; /* of a read that is cut at the disk's blocks */
+static const double slots_held = 0.4,
+                    tiles_held = 1.2; /* of experts, of tiles: by what is computed or came too early */
+static const uint32_t least_slots = 4, few_tiles = 4;
+static const size_t tile_edge = 12288; /* of a read that is cut at the disk's blocks */
 
 /* ---- what waits ------------------------------------------------------------------------------------------------------- */
 
@@ -128,6 +131,7 @@ struct sizing {
     const struct ns_work *work;
     const struct ns_appetite *a;
     double read_rate, fma_rate;
+    uint32_t slots, tiles;   /* experts and tiles in flight */
     double pool;             /* bytes for rows, states and what stays */
     double sequence, prompt; /* bytes and prompt rows of a usual one that generates */
 };
@@ -157,6 +161,12 @@ static double share_of_peak(double rows)
     return fmin(fmax(with_few + each_doubling * log2(rows / few), least), most);
 }
 
+/* Of the disk's rate, that is reached with n blocks in flight when on average some of them are held. */
+static double share_of_disk(double n, double held)
+{
+    return n > 0 ? n / (n + held) : 1;
+}
+
 /* One wave while live sequences keep their states. */
 static double wave_seconds(const struct sizing *z, double rows, double live)
 {
@@ -167,8 +177,10 @@ static double wave_seconds(const struct sizing *z, double rows, double live)
     double taken = live * z->sequence + n * (double)plan.row_bytes + (double)plan.wave_bytes;
     plan.keep = keep_in(&plan, taken < z->pool ? (uint64_t)(z->pool - taken) : 0);
     ns_plan_forecast(&plan, z->work, &shape, &f);
-    double bytes = (double)(f.trunk_bytes + f.head_bytes + f.embed_bytes + f.expert_bytes);
-    double disk = bytes / z->read_rate, compute = f.multiply_adds / (z->fma_rate * share_of_peak(n));
+    double dense = (double)(f.trunk_bytes + f.head_bytes + f.embed_bytes), experts = (double)f.expert_bytes;
+    double disk =
+        (dense / share_of_disk(z->tiles, tiles_held) + experts / share_of_disk(z->slots, slots_held)) / z->read_rate;
+    double compute = f.multiply_adds / (z->fma_rate * share_of_peak(n));
     return fmax(disk, compute) + beside_each * fmin(disk, compute);
 }
 
@@ -273,6 +285,59 @@ static double wave_aside(const struct sizing *z)
     return states_aside(z) + z->a->aside.rows * (double)p->row_bytes + (double)p->wave_bytes;
 }
 
+static size_t tile_room(const struct ns_plan *p)
+{
+    return p->store.tile_bytes + tile_edge;
+}
+
+/* Fewer experts and tiles in flight read slower, and leave memory for states and rows: how many are best is asked for
+ * limits of the shape that was found, then the limits are looked for anew. When the wave that was put aside does not fit
+ * otherwise, only divisions that leave room for it count, or the smallest. */
+static void search_flight(struct sizing *z, double least, bool fixed_rows, double *best, struct ns_engine_options *out)
+{
+    const struct ns_plan *p = z->plan;
+    const uint32_t slots = z->slots, tiles = z->tiles;
+    const uint32_t least_n = slots < least_slots ? slots : least_slots, least_t = tiles < few_tiles ? tiles : few_tiles;
+    const double slot = slots > 0 ? (double)p->share[NS_SHARE_EXPERTS] / slots : 0, pool = z->pool;
+    const double part = out->state_bytes > 0 ? (double)out->state_bytes / pool : 1;
+    const bool tight = wave_aside(z) > pool;
+    const uint32_t rows = out->rows_max > 0 ? out->rows_max : p->rows_max;
+    struct sizing found = *z;
+    double least_s = tight ? INFINITY : *best * clearly;
+    bool any = false;
+    for (uint32_t t = tiles; t >= least_t; t = t > least_t && t / 2 < least_t ? least_t : t / 2) {
+        for (uint32_t n = slots; n >= least_n; n--) {
+            struct sizing now = *z;
+            now.tiles = t;
+            now.slots = n;
+            now.pool = pool + (double)((tiles - t) * tile_room(p)) + (slots - n) * slot;
+            struct division d = {.rows = rows, .states = part * now.pool};
+            bool smallest = n == least_n && t == least_t;
+            if (tight && wave_aside(z) > now.pool && !smallest)
+                continue;
+            double s = seconds_of(&now, &d);
+            if (s < least_s || (tight && smallest && !any)) {
+                least_s = s * nearly;
+                found = now;
+                any = true;
+            }
+            if (n == 0)
+                break;
+        }
+        if (t == 0)
+            break;
+    }
+    if (!any)
+        return;
+    out->rows_max = rows;
+    out->state_bytes = out->state_bytes > 0 ? (size_t)(part * found.pool) : 0;
+    out->store.expert_slots = found.slots < slots ? found.slots : 0;
+    out->store.ring_bytes = found.tiles < tiles ? found.tiles * tile_room(p) : 0;
+    search(&found, least, fixed_rows, &least_s, out);
+    if (tight)
+        out->state_bytes = 0;
+}
+
 /* In steps of a half octave: two measurements of a machine should lead to one division. */
 static double steady(double rate, double usual)
 {
@@ -285,6 +350,8 @@ void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, cons
     struct sizing z = {.plan = plan,
                        .work = work,
                        .a = appetite,
+                       .slots = plan->store.expert_slots,
+                       .tiles = (uint32_t)(plan->store.ring_bytes / tile_room(plan)),
                        .read_rate = steady(options->read_rate, usual_read_rate),
                        .fma_rate = steady(options->fma_rate, usual_fma_rate)};
     if (plan->rows_max == 0)
@@ -307,20 +374,5 @@ void ns_size_memory(const struct ns_plan *plan, const struct ns_work *work, cons
     /* into the usual one that wave may not fit */
     double best = appetite->aside.rows > plan->rows_max ? INFINITY : clearly * seconds_of(&z, &usual);
     search(&z, least, options->wave_rows > 0, &best, out);
-    /* when not all generations find room, waves are small, and few experts and tiles in flight will do; and for that wave */
-    const uint32_t slots = plan->store.expert_slots;
-    const size_t ring = few_tiles * (plan->store.tile_bytes + tile_edge);
-    const bool tight = wave_aside(&z) > z.pool;
-    if (appetite->generations * (z.sequence + (double)plan->row_bytes) + (double)plan->wave_bytes <= z.pool && !tight)
-        return;
-    bool few = slots > few_slots, small = plan->store.ring_bytes > ring;
-    z.pool += few ? (double)plan->share[NS_SHARE_EXPERTS] / slots * (slots - few_slots) : 0;
-    z.pool += small ? (double)(plan->store.ring_bytes - ring) : 0;
-    best *= clearly;
-    if ((few || small) && (search(&z, least, options->wave_rows > 0, &best, out) || tight)) {
-        out->store.expert_slots = few ? few_slots : 0;
-        out->store.ring_bytes = small ? ring : 0;
-    }
-    if (tight)
-        out->state_bytes = 0;
+    search_flight(&z, least, options->wave_rows > 0, &best, out);
 }
