@@ -155,7 +155,7 @@ enum ns_code ns_bench_wave(struct ns_cli *cli, struct ns_error *err)
                                         .context = QUESTION + CHOICE};
     uint64_t rows = ns_given(cli, NS_OPT_ROWS) ? args->number[NS_OPT_ROWS] : ROWS;
     if (!ns_given(cli, NS_OPT_MODEL)) {
-        ns_hint(cli, "say which model to run: --model DIR");
+        ns_hint(cli, "Say which model to run: --model DIR.");
         return ns_error_set(err, NS_USAGE, "bench wave needs --model");
     }
     if (rows < ITEM || rows > 65536)

@@ -6,8 +6,10 @@ enum ns_code ns_cmd_help(struct ns_cli *cli, struct ns_error *err)
     const struct ns_verb *verb = cli->verb;
     if (!ns_given(cli, NS_OPT_HELP)) { /* the verb help itself: its operand is the verb to explain */
         verb = cli->args.n_operands > 0 ? ns_verb_find(cli->args.operand[0]) : NULL;
-        if (cli->args.n_operands > 0 && !verb)
+        if (cli->args.n_operands > 0 && !verb) {
+            ns_hint(cli, "\"nightshift help\" lists the verbs.");
             return ns_error_set(err, NS_USAGE, "there is no verb \"%s\"", cli->args.operand[0]);
+        }
     }
     struct ns_text text;
     ns_text_init(&text, &cli->budget);

@@ -19,6 +19,12 @@ static void show_plan(void *arg, const struct ns_night_plan *plan)
 {
     const struct watching *w = arg;
     ns_plan_note(w->cli, plan);
+    uint64_t wanted = w->cli->args.number[NS_OPT_LAYERS];
+    if (wanted > 0 && wanted <= plan->engine.layers)
+        ns_log(NS_LOG_WARN, "only the first %" PRIu64 " layers run: the answers are not the model's", wanted);
+    else if (wanted > 0)
+        ns_note(w->cli, "--layers %" PRIu64 ": the model has %" PRIu32 ", and all of them run", wanted,
+                plan->engine.layers);
 }
 
 static void show_progress(void *arg, const struct ns_night_report *report)
@@ -139,8 +145,6 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
     struct ns_rates rates = {0};
     /* the model's own errors are better told by whoever opens it in earnest */
     ns_code_ignore(ns_rates_read(cli, false, &options, &rates, NULL));
-    if (options.layers > 0)
-        ns_log(NS_LOG_WARN, "only the first %" PRIu32 " layers run: the answers are not the model's", options.layers);
     struct watching watching = {cli, progress};
     options.progress_arg = &watching;
     rc = ns_night_run(&options, &report, err);

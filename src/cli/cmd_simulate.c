@@ -99,7 +99,8 @@ static enum ns_code read_lines(struct trace_file *f, struct ns_line_reader *line
         if (f->line_no == 1)
             rc = read_header(f, doc, err);
         else if (n_tokens == f->trace.n_tokens)
-            rc = ns_error_set(err, NS_INPUT, "line %zu: the header says %" PRIu32 " tokens", f->line_no, n_tokens);
+            rc = ns_error_set(err, NS_INPUT, "line %zu is one token more than the %" PRIu32 " of the header",
+                              f->line_no, n_tokens);
         else
             rc = read_token(f, doc, n_tokens++, err);
         ns_json_free(doc);
@@ -244,7 +245,7 @@ enum ns_code ns_cmd_simulate(struct ns_cli *cli, struct ns_error *err)
 {
     bool queue = ns_given(cli, NS_OPT_QUEUE), has_trace = cli->args.n_operands > 0;
     if (!has_trace && !queue) {
-        ns_hint(cli, "name a file of recorded routing, or say --queue");
+        ns_hint(cli, "Name a file of recorded routing, or say --queue --model DIR.");
         return ns_error_set(err, NS_USAGE, "nothing to simulate");
     }
     struct ns_budget budget;

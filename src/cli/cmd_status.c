@@ -198,6 +198,15 @@ static void ago(int64_t wall_ms, char out[40])
     snprintf(out, 40, "%s ago", span);
 }
 
+/* A person wrote it. */
+static void say_reason(struct ns_cli *cli, const char *reason)
+{
+    if (!reason[0])
+        return;
+    ns_say(cli, ": ");
+    ns_say_text(cli, reason, strlen(reason), false);
+}
+
 static void say_runner(struct ns_cli *cli, const struct ns_queue_status *s)
 {
     char progress[40];
@@ -207,16 +216,21 @@ static void say_runner(struct ns_cli *cli, const struct ns_queue_status *s)
     if (!r->present)
         ns_say(cli, "none");
     else
-        ns_say(cli, "%" PRId64 " (pid %" PRId64 " on %s) %s%s%s%s; last progress %s", r->id, r->pid, r->host, r->state,
-               r->reason[0] ? ": " : "", r->reason, r->alive ? "" : ", but its process is gone", progress);
+        ns_say(cli, "%" PRId64 " (pid %" PRId64 " on %s) %s", r->id, r->pid, r->host, r->state);
+    if (r->present) {
+        say_reason(cli, r->reason);
+        ns_say(cli, "%s; last progress %s", r->alive ? "" : ", but its process is gone", progress);
+    }
     uint64_t free_bytes = ns_host_free_disk(cli->db_path);
     if (r->present && r->alive && free_bytes < disk_low) { /* the run may be unable to say so itself */
         char size[16];
         ns_size_text(free_bytes, size);
         ns_say(cli, "; the disk of the queue is full, %s free", size);
     }
-    if (s->paused || s->drain)
-        ns_say(cli, "; %s%s%s", s->paused ? "paused" : "draining", s->control_reason[0] ? ": " : "", s->control_reason);
+    if (s->paused || s->drain) {
+        ns_say(cli, "; %s", s->paused ? "paused" : "draining");
+        say_reason(cli, s->control_reason);
+    }
     ns_say(cli, "\n");
 }
 
@@ -253,17 +267,19 @@ static void say_waves(struct ns_cli *cli, const struct ns_queue_status *s, const
 /* What the waves saved, and how near they came to what nobody could go below. */
 static void say_account(struct ns_cli *cli, const struct account *a)
 {
-    double rows = sum_of(a, "rows"), alone = sum_of(a, "alone_rows"), bound = sum_of(a, "bound_s");
+    double rows = sum_of(a, "rows"), alone = sum_of(a, "alone_rows"), alone_bytes = sum_of(a, "alone_bytes"),
+           bound = sum_of(a, "bound_s");
     double read =
         sum_of(a, "trunk_bytes") + sum_of(a, "head_bytes") + sum_of(a, "embed_bytes") + sum_of(a, "expert_bytes");
     char size[16], span[24];
     if (rows <= 0)
         return;
-    ns_size_text((uint64_t)sum_of(a, "alone_bytes"), size);
-    ns_say(cli, "saved     %.0f rows by prefixes, %.0f by equals; one prompt at a time: %.0f rows and %s",
-           sum_of(a, "rows_saved_by_prefix"), sum_of(a, "rows_saved_by_same"), alone, size);
-    if (read > 0)
-        ns_say(cli, ", %.1f times the bytes", sum_of(a, "alone_bytes") / read);
+    ns_say(cli, "saved     %.0f rows by prefixes, %.0f by equals; one prompt at a time: %.0f rows",
+           sum_of(a, "rows_saved_by_prefix"), sum_of(a, "rows_saved_by_same"), alone);
+    if (read > 0 && alone_bytes > 0) { /* none where the model stays in memory */
+        ns_size_text((uint64_t)alone_bytes, size);
+        ns_say(cli, " and %s, %.1f times the bytes", size, alone_bytes / read);
+    }
     ns_say(cli, "\n");
     if (bound <= 0)
         return;

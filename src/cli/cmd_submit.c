@@ -23,9 +23,10 @@ static enum ns_code answer_json(struct ns_cli *cli, const struct ns_submit_repor
 
 static void note_bad_lines(struct ns_cli *cli, const char *path, const struct ns_submit_report *report)
 {
-    for (size_t i = 0; i < report->n_errors; i++)
-        ns_note(cli, "%s: line %" PRId64 ": %s (%s)", path, report->error[i].line, report->error[i].refusal.message,
-                report->error[i].refusal.code);
+    for (size_t i = 0; i < report->n_errors; i++) /* line 0: the file itself, and the error tells it */
+        if (report->error[i].line > 0)
+            ns_note(cli, "%s: line %" PRId64 ": %s (%s)", path, report->error[i].line, report->error[i].refusal.message,
+                    report->error[i].refusal.code);
     if (report->bad > (int64_t)report->n_errors)
         ns_note(cli, "%s: and %" PRId64 " more bad lines", path, report->bad - (int64_t)report->n_errors);
 }

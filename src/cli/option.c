@@ -19,8 +19,9 @@ const struct ns_verb ns_verbs[] = {
      "check the requests of a file and queue them as one batch",
      "Prints the batch's id and nothing else. A line is a JSON object: an OpenAI batch line (custom_id, method, url, "
      "body), a plain prompt (custom_id, prompt, expected), plain messages (custom_id, messages, expected) or a choice "
-     "item (custom_id, prompt, choices, answer). One file may mix them. A - reads standard input.\n\n"
-     "A bad line becomes a failed request with its line number and reason, and the others run; with --strict the file "
+     "item (custom_id, prompt, choices, answer). One file may mix them. custom_id is required and may occur once in a "
+     "file. Generation is greedy; a request that asks for something else is a bad line. A - reads standard input.\n\n"
+     "A bad line becomes a failed request with its line number and reason (x_local.line in an export), and the others run; with --strict the file "
      "is refused (65) with every bad line named. The same bytes under the same name are the same batch: its id is "
      "printed again and nothing is queued twice, unless --again asks for a second copy. An interrupted submit goes on "
      "where it stopped when it is repeated.",
@@ -47,7 +48,9 @@ const struct ns_verb ns_verbs[] = {
      "nightshift stop"},
     {"status", "watch", "[BATCH]", 0, 1, 0,
      "show how far the queue is",
-     "Counts, accuracy where the requests say what is expected, the runner, rates and the time left as a range.",
+     "Counts, accuracy where the requests say what is expected, the runner, rates and the time left as a range. Tokens in "
+     "are those of prompts and choices, tokens out those that were generated. Like every verb that only looks, it works "
+     "where the queue and its folder may only be read.",
      "nightshift status\nnightshift status @last\nnightshift status --follow"},
     {"list", "watch", "", 0, 0, 0,
      "list batches, or requests with -r",
@@ -75,7 +78,8 @@ const struct ns_verb ns_verbs[] = {
     {"plan", "look into", "", 0, 0, NS_VERB_COMPUTES,
      "say how memory would be shared and how long the queue would take",
      "Prints the shares, the floor below which a run is refused, rows per wave, bytes per wave by class, and predicted "
-     "seconds, tokens per second and hours as a range.",
+     "seconds, rows per second and hours as a range. How long answers are is known when 20 requests have finished; "
+     "until then each is taken at its longest, max_tokens.",
      "nightshift plan --model /models/kimi-k3 --memory 8G\n"
      "nightshift plan --model /models/kimi-k3 --rows 1024 --disk-rate 3G"},
     {"bench", "look into", "kernels|wave|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
@@ -120,7 +124,8 @@ const struct ns_verb ns_verbs[] = {
     {"export", "results", "BATCH", 1, 1, 0,
      "write a batch's results as JSON lines",
      "Successes go to the output (standard output without -o), everything else to --errors; --merged puts all into one "
-     "file. Files appear whole or not at all. A batch that is not finished is refused (75) without --partial. "
+     "file. Files appear whole or not at all; where there is nothing to write, no file is made, and one that is there "
+     "from before is left as it is, which is said. A batch that is not finished is refused (75) without --partial. "
      "The output may not be a file that was submitted, under whatever name.\n\n"
      "Exits 1 when some requests failed and 2 when all did.",
      "nightshift export @last -o out.jsonl --errors bad.jsonl\nnightshift export @last --summary"},
@@ -413,6 +418,10 @@ enum ns_code ns_args_parse(int n_words, char **words, const struct ns_verb **ver
         return NS_OK;
     if (args->n_operands < (*verb)->least)
         return ns_error_set(err, NS_USAGE, "%s wants %s", (*verb)->name, (*verb)->operands);
+    for (size_t i = 0; i < args->n_operands; i++) /* an unset variable of a script */
+        if (!args->operand[i][0])
+            return ns_error_set(err, NS_USAGE, "%s wants %s, not an empty word", (*verb)->name,
+                                (*verb)->operands[0] ? (*verb)->operands : "no operand");
     if (args->n_operands > (*verb)->most)
         return ns_error_set(err, NS_USAGE, "%s does not know what to do with \"%s\"", (*verb)->name,
                             args->operand[(*verb)->most]);

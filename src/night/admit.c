@@ -5,7 +5,7 @@
  * WHY    Text becomes ids here and nowhere else: the queue keeps the line as it came, the engine sees ids only. A request
  *        that was under way before a crash comes with its rows: its committed tokens simply count as part of the prompt.
  * INVARIANTS
- *   1. A rider is in the roster exactly while its request is claimed by this runner.  (night_test: roster_matches_queue) */
+ *   1. A rider is in the roster exactly while its request is claimed by this runner.  (night_test: stop_gives_back) */
 #include "night/night_impl.h"
 
 #include "sys/sys.h"

@@ -2,9 +2,9 @@
  *
  * WHAT   Notes what a wave made known of each sequence, ends generations, builds results, and commits all of it with the
  *        wave in one transaction.
- * INVARIANTS
- *   1. What is committed is a prefix of what is known; n_committed moves only after COMMIT.  (night_test: kill_at_commit)
- *   2. A request's result goes into the transaction that makes it terminal.                  (night_test: kill_at_commit) */
+ * INVARIANTS (kill_test: killed_runs_end_like_undisturbed_ones)
+ *   1. What is committed is a prefix of what is known; n_committed moves only after COMMIT.
+ *   2. A request's result goes into the transaction that makes it terminal. */
 #include "night/night_impl.h"
 
 #include <math.h>

@@ -195,7 +195,7 @@ static enum ns_code check_file(struct ns_queue *q, struct ns_error *err)
     if (version < NS_SCHEMA_VERSION)
         return ns_error_set(err, NS_MIGRATE, "%s has schema %" PRId64 ", this program needs %d: run nightshift migrate",
                             q->path, version, NS_SCHEMA_VERSION);
-    return set_one(q, NULL, "PRAGMA journal_mode", "wal", err);
+    return q->still ? NS_OK : set_one(q, NULL, "PRAGMA journal_mode", "wal", err);
 }
 
 static int note_wal(void *arg, sqlite3 *db, const char *name, int pages)
@@ -227,6 +227,32 @@ static enum ns_code open_database(const char *path, int flags, struct ns_budget 
     return NS_OK;
 }
 
+/* A reader: with locks, or without them where no file may be made beside the queue. */
+static enum ns_code open_to_read(const char *path, struct ns_budget *budget, struct ns_queue **out,
+                                 struct ns_error *err)
+{
+    char real[NS_PATH_SIZE];
+    struct ns_still *still = NULL;
+    enum ns_code rc = ns_path_real(path, real, err);
+    if (rc == NS_OK)
+        rc = ns_still_open(real, budget, &still, err);
+    if (rc != NS_OK || !still)
+        return rc == NS_OK ? open_database(path, SQLITE_OPEN_READONLY, budget, out, err) : rc;
+    struct ns_text uri;
+    ns_text_init(&uri, budget);
+    rc = ns_still_uri(real, &uri, err);
+    if (rc == NS_OK)
+        rc = open_database(uri.data, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, budget, out, err);
+    ns_text_fini(&uri);
+    if (rc != NS_OK) {
+        ns_still_close(still);
+        return rc;
+    }
+    (*out)->still = still;
+    snprintf((*out)->path, sizeof(*out)->path, "%s", path);
+    return NS_OK;
+}
+
 enum ns_code ns_queue_connect(const char *path, enum ns_use use, bool single_owner, struct ns_budget *budget,
                               struct ns_queue **out, struct ns_error *err)
 {
@@ -236,8 +262,8 @@ enum ns_code ns_queue_connect(const char *path, enum ns_use use, bool single_own
     if (rc != NS_OK)
         return rc;
     struct ns_queue *q = NULL;
-    rc = open_database(path, use == NS_USE_READ && !single_owner ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE, budget,
-                       &q, err);
+    rc = use == NS_USE_READ && !single_owner ? open_to_read(path, budget, &q, err)
+                                             : open_database(path, SQLITE_OPEN_READWRITE, budget, &q, err);
     if (rc != NS_OK)
         return rc;
     q->reads_only = use == NS_USE_READ;
@@ -271,6 +297,7 @@ void ns_queue_close(struct ns_queue *queue)
     int rc = sqlite3_close(queue->db);
     if (rc != SQLITE_OK)
         ns_log(NS_LOG_ERROR, "%s: closing: %s", queue->path, sqlite3_errstr(rc));
+    ns_still_close(queue->still);
     ns_budget_give(queue->budget, queue);
 }
 

@@ -26,6 +26,7 @@ struct ns_queue {
     struct ns_budget *budget;
     sqlite3 *db;
     bool reads_only, in_write;
+    struct ns_still *still; /* read without locks; NULL: with them */
     int n_cached;
 
     struct {
@@ -36,6 +37,19 @@ struct ns_queue {
     int64_t wal_pages; /* after the last commit of this connection */
     char path[NS_PATH_SIZE];
 };
+
+/* ---- still.c: reading where nothing may be written ---------------------------------------------------------------------- */
+
+struct ns_still; /* what the file was when reading began */
+/* *out is NULL when the library can read path with locks. path is the real one, without symbolic links. NS_IO when there is
+ * a log that cannot be read here. */
+NS_MUST_CHECK enum ns_code ns_still_open(const char *path, struct ns_budget *budget, struct ns_still **out,
+                                         struct ns_error *err);
+void ns_still_close(struct ns_still *still); /* NULL is fine */
+/* NS_BUSY when the queue is not what it was. NULL: fine. */
+NS_MUST_CHECK enum ns_code ns_still_check(const struct ns_still *still, const char *path, struct ns_error *err);
+/* The name under which the library opens path without locks. */
+NS_MUST_CHECK enum ns_code ns_still_uri(const char *path, struct ns_text *out, struct ns_error *err);
 
 /* ---- sql.c: statements and transactions ------------------------------------------------------------------------------ */
 

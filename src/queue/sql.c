@@ -50,6 +50,9 @@ enum ns_code ns_sql_fail(struct ns_queue *q, int rc, const char *what, struct ns
         more = "";
     const char *system = os && (rc & 0xFF) == SQLITE_IOERR ? strerror(os) : "";
     const char *comma = *more && *system ? "; " : "";
+    if ((rc & 0xFF) == SQLITE_READONLY)
+        return ns_error_set(
+            err, code, "%s cannot be written by this process: the file or its folder is read-only for it", q->path);
     return ns_error_set(err, code, *more || *system ? "%s: %s: %s (%s%s%s)" : "%s: %s: %s%s%s%s", q->path, what, why,
                         more, comma, system);
 }
@@ -130,7 +133,12 @@ void ns_sql_end(sqlite3_stmt *stmt)
 enum ns_code ns_sql_next(struct ns_queue *q, sqlite3_stmt *stmt, bool *row, struct ns_error *err)
 {
     int rc = sqlite3_step(stmt);
-    *row = rc == SQLITE_ROW;
+    enum ns_code still = ns_still_check(q->still, q->path, err);
+    *row = rc == SQLITE_ROW && still == NS_OK;
+    if (still != NS_OK) {
+        ns_sql_end(stmt);
+        return still;
+    }
     if (rc == SQLITE_ROW)
         return NS_OK;
     enum ns_code code = rc == SQLITE_DONE ? NS_OK : ns_sql_fail(q, rc, "a statement failed", err);

@@ -231,6 +231,11 @@ bool ns_path_exists(const char *path)
     return stat(path, &st) == 0;
 }
 
+bool ns_path_may_write(const char *path)
+{
+    return faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) == 0;
+}
+
 bool ns_path_same(const char *a, const char *b)
 {
     struct stat sa, sb;

@@ -56,6 +56,7 @@ NS_MUST_CHECK enum ns_code ns_dir_sync(const char *path, struct ns_error *err);
 typedef enum ns_code (*ns_dir_each_fn)(void *arg, const char *name, uint64_t bytes, struct ns_error *err);
 NS_MUST_CHECK enum ns_code ns_dir_each(const char *path, ns_dir_each_fn each, void *arg, struct ns_error *err);
 bool ns_path_exists(const char *path);
+bool ns_path_may_write(const char *path); /* may this process? A folder: make files in it */
 bool ns_path_is_stream(const char *path); /* a pipe, socket or device: readable once, from front to back */
 /* Makes the directories that path lies in, as far as they are missing. */
 NS_MUST_CHECK enum ns_code ns_dir_make_parents(const char *path, struct ns_error *err);

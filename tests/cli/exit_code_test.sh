@@ -10,6 +10,8 @@ exits 64 "an unknown verb" frob
 check "it is named" err_has 'there is no verb "frob"'
 check "what to try" err_has 'Try "nightshift help"'
 exits 64 "an unknown option" status --frob
+exits 64 "an empty operand" show ''
+check "it says so" err_has "not an empty word"
 exits 64 "a missing operand" get x
 exits 64 "an operand too many" init x
 exits 64 "a wrong value" run --memory none --model x
@@ -28,6 +30,9 @@ check "what to try" err_has "nightshift init"
 exits 0 "init" init
 exits 66 "no such batch" show batch_00000000000000000000000000
 exits 66 "no batch at all" export @last
+: >nothing.jsonl
+exits 65 "a file without lines" submit --dry-run nothing.jsonl
+check "it is said once" [ "$(grep -c "no lines" err)" = 1 ]
 exits 66 "no input" submit missing.jsonl
 exits 66 "no model" run --model missing
 batch=$("$NIGHTSHIFT" submit -q one.jsonl)
@@ -77,13 +82,13 @@ x86_64) exits 69 "--isa neon" run --model "$demo" --isa neon ;;
 esac
 
 # 75: a second runner, named holder; C49: two at the same instant; 77: fenced off
-start run --model "$demo" --keep
+start run --model "$demo" --memory 500M --keep
 check "the runner is up" until_true 60 sh -c "[ \$(sqlite3 '$NIGHTSHIFT_DB' \"SELECT count(*) FROM requests WHERE state='done'\") = 1 ]"
-exits 75 "a second runner" run --model "$demo"
+exits 75 "a second runner" run --model "$demo" --memory 500M
 check "the holder is named" err_has "pid $child"
 check "what to try" err_has "--takeover"
 check "said once" [ "$(grep -o -e --takeover err | wc -l)" = 1 ]
-exits 75 "the same in JSON" run --model "$demo" --json
+exits 75 "the same in JSON" run --model "$demo" --memory 500M --json
 # a warning of the memory beside the other run comes first
 tail -n 1 err >err.last
 check "an object" [ "$(field err.last '$.code')" = busy ]
