@@ -33,9 +33,8 @@ ROOMS = {
     "sched": "base engine",
     "job": "base json format",
     "queue": "base sys job",
-    "audit": "base sys json format store",
     "night": "base sys format sched engine queue job",
-    "cli": "base sys json kernels format store engine sched job queue audit night",
+    "cli": "base sys json kernels format store engine sched job queue night",
 }
 ROOMS = {room: set(needs.split()) for room, needs in ROOMS.items()}
 
