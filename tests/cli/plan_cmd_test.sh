@@ -57,7 +57,7 @@ for rates in "10M 500" "1G 50"; do
     set -- $rates
     fresh_queue
     "$NIGHTSHIFT" submit -q "$demo/demo-generate.jsonl" >/dev/null
-    rate=(--model "$demo" --memory "$((floor + 4000000))" --disk-rate "$1" --compute-rate "$2")
+    rate=(--model "$demo" --memory "$((floor + 16000000))" --disk-rate "$1" --compute-rate "$2")
     exits 0 "plan at $rates" plan --json "${rate[@]}"
     rows=$(field out '$.rows_max')
     exits 0 "run at $rates" run --once "${rate[@]}"
