@@ -8,12 +8,12 @@ kernel=${2:-mxfp4_expert}
 isa=${3:+--isa $3}
 cores=$(nproc)
 
-rate() { # median over the row counts of multiply-adds a second, with all cores
+rate() { # median over the row counts of multiply-adds (or bytes) a second, with all cores
     "$program" bench kernels "$kernel" $isa --threads "$cores" --json |
         python3 -c '
 import json, statistics, sys
 rates = [json.loads(line) for line in sys.stdin]
-print(statistics.median(r["gfma_s"] for r in rates if r["rows"] in (16, 64, 256) and r["threads"] == '"$cores"'
+print(statistics.median(r["gfma_s"] or r["gb_s"] for r in rates if r["rows"] in (16, 64, 256) and r["threads"] == '"$cores"'
                         and r["isa"] != "ref"))'
 }
 

@@ -248,7 +248,8 @@ struct ns_measure {
     ns_take_fn take;
 };
 /* Measures the machine, then every kernel in the shapes of the released model with 1, 4, 16, 64, 256 and 1024 rows; the
- * reference up to 16 rows of its larger kernels. About 0.7 GB from budget, by what->take. Errors: NS_BUDGET. */
+ * reference up to 16 rows of its larger kernels. About 0.7 GB from budget, by what->take. Errors: NS_BUDGET; NS_USAGE when
+ * no kernel has such a name. */
 NS_MUST_CHECK enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget *budget, ns_rate_fn each,
                                               void *arg, struct ns_error *err);
 /* The peak at this moment, with k's instruction set and threads, in multiply-adds a nanosecond: some milliseconds. */

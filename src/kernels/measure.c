@@ -5,6 +5,7 @@
  *        clock. */
 #include "kernels/measure_impl.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -196,7 +197,7 @@ static bool take_all(ns_take_fn take, struct ns_bench *b, struct ns_budget *budg
     b->y = take(budget, x_bytes, err);
     b->aux = take(budget, x_bytes, err);
     b->packed = take(budget, x_bytes + (1u << 16), err);
-    b->scratch = take(budget, ns_bench_scratch_bytes(b), err);
+    b->scratch = take(budget, b->scratch_bytes, err);
     return b->weights && b->scales && b->x && b->y && b->aux && b->packed && b->scratch;
 }
 
@@ -211,25 +212,57 @@ static void give_all(struct ns_bench *b, struct ns_budget *budget)
     ns_budget_give(budget, b->scratch);
 }
 
+static const char *const isa_names[] = {"avx512", "avx2", "neon", "ref"};
+
+static bool is_measured(const struct ns_measure *what, const char *isa, uint32_t *bits)
+{
+    return (!what->isa || strcmp(what->isa, isa) == 0) && ns_kernels_isa_bits(isa, what->cpu, bits);
+}
+
+/* The widest instruction set is not the one that wants most. */
+static size_t most_scratch(const struct ns_measure *what)
+{
+    size_t most = 0;
+    for (size_t i = 0; i < NS_COUNT(isa_names); i++) {
+        uint32_t bits;
+        if (!is_measured(what, isa_names[i], &bits))
+            continue;
+        struct ns_bench b = {.k = ns_kernels_select(bits, what->n_threads)};
+        size_t bytes = ns_bench_scratch_bytes(&b);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static bool is_known(const struct ns_measure *what)
+{
+    for (size_t s = 0; s < ns_subject_count; s++)
+        if (wanted(what, &ns_subjects[s]))
+            return true;
+    return false;
+}
+
 enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget *budget, ns_rate_fn each, void *arg,
                                 struct ns_error *err)
 {
-    static const char *const names[] = {"avx512", "avx2", "neon", "ref"};
-    struct ns_bench b = {.k = ns_kernels_select(what->cpu, what->n_threads)}; /* the most work memory */
+    struct ns_bench b = {.scratch_bytes = most_scratch(what)};
+    if (!is_known(what))
+        return ns_error_set(err, NS_USAGE, "no kernel's name contains \"%s\"", what->kernel);
     if (!take_all(what->take, &b, budget, err)) {
         give_all(&b, budget);
         return NS_BUDGET;
     }
     fill(&b);
     bool go_on = true;
-    for (size_t i = 0; i < NS_COUNT(names) && go_on; i++) {
+    for (size_t i = 0; i < NS_COUNT(isa_names) && go_on; i++) {
         uint32_t bits;
-        if ((what->isa && strcmp(what->isa, names[i]) != 0) || !ns_kernels_isa_bits(names[i], what->cpu, &bits))
+        if (!is_measured(what, isa_names[i], &bits))
             continue;
         b.few = bits == 0;
         for (unsigned threads = 1; go_on && threads <= what->n_threads;
              threads = threads < what->n_threads ? what->n_threads : threads + 1) {
             b.k = ns_kernels_select(bits, threads);
+            assert(ns_bench_scratch_bytes(&b) <= b.scratch_bytes);
             go_on = measure_all(what, &b, each, arg);
         }
     }

@@ -11,6 +11,7 @@ struct ns_bench {
     uint8_t *scales;
     float *x, *y, *aux; /* activations */
     void *packed, *scratch;
+    size_t scratch_bytes; /* enough for each instruction set that is measured, with the most threads */
     uint32_t index[1024];
     size_t turn; /* how many runs there were: chooses the weights */
     size_t rows; /* of the present run */

@@ -158,7 +158,7 @@ static void attend_rows(void *arg, size_t begin, size_t end, unsigned thread)
     for (size_t h = 0; h < HEADS; h++)
         visible[h] = CONTEXT;
     for (size_t i = begin; i < end; i++) /* queries and outputs of a position lie head after head */
-        ns_attend(&b->k, b->y, VALUE, b->x, KEY, HEADS, visible, &keys, 1, KEY, VALUE, 0.07f,
+        ns_attend(&b->k, b->y + i * HEADS * VALUE, VALUE, b->x, KEY, HEADS, visible, &keys, 1, KEY, VALUE, 0.07f,
                   (uint8_t *)b->scratch + thread * bytes);
 }
 

@@ -19,6 +19,13 @@ check "a share of the peak" truth "0 < $(field out '$.share_of_peak') AND $(fiel
 exits 0 "in text" bench wave --model "$demo" --rows 128 --memory 1G
 check "the computing time is said" out_has "of the computing time"
 
+# every instruction set with more threads than cores: none takes more work memory than there is (an assertion)
+exits 0 "kernels with 16 threads" bench kernels rmsnorm --threads 16
+check "each with one thread and with 16" [ "$(awk '$1 == "rmsnorm" { print $4 }' out | sort -n | uniq | xargs)" = "1 16" ]
+exits 64 "no such kernel" bench kernels nosuch
+check "nothing was measured for it" [ ! -s out ]
+exits 64 "rows are not chosen" bench kernels rmsnorm --rows 5
+
 exits 64 "no model" bench wave
 exits 64 "less than an item" bench wave --model "$demo" --rows 100
 exits 66 "not there" bench wave --model missing
