@@ -22,7 +22,9 @@ static enum ns_code check(struct ns_queue *q, struct ns_error *err)
     enum ns_code rc = ns_sql_rows(q, &stmt, err, "PRAGMA integrity_check(1)", "");
     if (rc == NS_OK)
         rc = ns_sql_next(q, stmt, &row, err);
-    if (rc != NS_OK || !row)
+    if (rc == NS_OK && !row)
+        return ns_error_set(err, NS_CORRUPT, "%s: the check of its pages said nothing", q->path);
+    if (rc != NS_OK)
         return rc;
     const char *said = ns_sql_text(stmt, 0);
     rc = ns_sql_fetched(q, err);

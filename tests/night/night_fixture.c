@@ -6,6 +6,8 @@
 #include "json/json.h"
 #include "sys/sys.h"
 
+#include <sqlite3.h>
+
 static void must(enum ns_code rc, const struct ns_error *err)
 {
     if (rc == NS_OK)
@@ -288,4 +290,17 @@ void night_fixture_result(struct night_fixture *f, const char *custom_id, char *
     out[0] = '\0';
     walk_requests(f, &walk);
     ns_sha256_close(walk.hash, tally.digest);
+}
+
+int64_t night_fixture_number(const struct night_fixture *f, const char *sql)
+{
+    sqlite3 *db = NULL;
+    sqlite3_stmt *stmt = NULL;
+    assert_int_equal(sqlite3_open_v2(f->db, &db, SQLITE_OPEN_READONLY, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &stmt, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(stmt), SQLITE_ROW);
+    int64_t n = sqlite3_column_int64(stmt, 0);
+    assert_int_equal(sqlite3_finalize(stmt), SQLITE_OK);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    return n;
 }

@@ -40,5 +40,7 @@ struct night_tally {
 void night_fixture_tally(struct night_fixture *f, struct night_tally *out);
 /* The response or error text of one request, into out. */
 void night_fixture_result(struct night_fixture *f, const char *custom_id, char *out, size_t size);
+/* The first number that sql finds in the queue. */
+int64_t night_fixture_number(const struct night_fixture *f, const char *sql);
 
 #endif

@@ -7,7 +7,6 @@
 
 #include <setjmp.h>
 #include <signal.h>
-#include <sqlite3.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,19 +116,6 @@ static void submit(struct night_fixture *f, unsigned scores, unsigned generation
     night_fixture_submit_file(f);
 }
 
-static int64_t ask(const struct night_fixture *f, const char *sql)
-{
-    sqlite3 *db = NULL;
-    sqlite3_stmt *stmt = NULL;
-    assert_int_equal(sqlite3_open_v2(f->db, &db, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &stmt, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_step(stmt), SQLITE_ROW);
-    int64_t v = sqlite3_column_int64(stmt, 0);
-    sqlite3_finalize(stmt);
-    sqlite3_close(db);
-    return v;
-}
-
 static void cancel(struct night_fixture *f, int64_t first, int64_t last, int64_t n)
 {
     struct ns_error err = {0};
@@ -166,8 +152,8 @@ static void undisturbed(struct night_fixture *f, struct outcomes *out, int64_t *
     submit(f, SCORES, GENERATIONS);
     assert_false(night(f, 0, 0));
     read_outcomes(f, out);
-    *rows = ask(f, "SELECT n_tokens_in FROM waves ORDER BY id LIMIT 1");
-    *bytes = ask(f, "SELECT bytes_read FROM waves ORDER BY id LIMIT 1");
+    *rows = night_fixture_number(f, "SELECT n_tokens_in FROM waves ORDER BY id LIMIT 1");
+    *bytes = night_fixture_number(f, "SELECT bytes_read FROM waves ORDER BY id LIMIT 1");
 }
 
 /* wave_rows: what is asked for when the wave is to go on; 0: nothing. */
@@ -188,8 +174,8 @@ static void stop_and_go_on(uint32_t wave_rows)
     night_fixture_new_queue(&f);
     submit(&f, SCORES, GENERATIONS);
     assert_true(night(&f, 0, STOP_AFTER));
-    assert_int_equal(ask(&f, "SELECT COUNT(*) FROM suspends"), 1);
-    assert_int_equal(ask(&f, "SELECT COUNT(*) FROM waves"), 0);
+    assert_int_equal(night_fixture_number(&f, "SELECT COUNT(*) FROM suspends"), 1);
+    assert_int_equal(night_fixture_number(&f, "SELECT COUNT(*) FROM waves"), 0);
     cancel(&f, 2, SCORES, SCORES - 1); /* s0 and g0 are left */
     cancel(&f, SCORES + 2, SCORES + GENERATIONS, GENERATIONS - 1);
     assert_true(planned_rows(&f, false) >= rows);
@@ -205,12 +191,13 @@ static void stop_and_go_on(uint32_t wave_rows)
     if (fgets(said, sizeof said, in))
         fail_msg("it warned: %s", said);
     fclose(in);
-    assert_int_equal(ask(&f, "SELECT COUNT(*) FROM events WHERE kind = 'suspend dropped'"), 0);
-    assert_int_equal(ask(&f, "SELECT n_tokens_in FROM waves ORDER BY id LIMIT 1"), rows);
-    assert_int_equal(ask(&f, "SELECT MAX(n_tokens_in) FROM waves WHERE id > (SELECT MIN(id) FROM waves)"), 1);
-    assert_int_equal(ask(&f, "SELECT COUNT(*) FROM waves"), 3); /* and two for the other tokens */
+    assert_int_equal(night_fixture_number(&f, "SELECT COUNT(*) FROM events WHERE kind = 'suspend dropped'"), 0);
+    assert_int_equal(night_fixture_number(&f, "SELECT n_tokens_in FROM waves ORDER BY id LIMIT 1"), rows);
+    assert_int_equal(
+        night_fixture_number(&f, "SELECT MAX(n_tokens_in) FROM waves WHERE id > (SELECT MIN(id) FROM waves)"), 1);
+    assert_int_equal(night_fixture_number(&f, "SELECT COUNT(*) FROM waves"), 3); /* and two for the other tokens */
     /* two layers of nine and the head were left */
-    int64_t again = ask(&f, "SELECT bytes_read FROM waves ORDER BY id LIMIT 1");
+    int64_t again = night_fixture_number(&f, "SELECT bytes_read FROM waves ORDER BY id LIMIT 1");
     print_message("%d rows, %u planned for what is left; %d of %d bytes read\n", (int)rows, alone, (int)again,
                   (int)bytes);
     assert_true(again > 0 && again * 10 < bytes * 4);

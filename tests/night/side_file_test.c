@@ -88,19 +88,6 @@ static void append_section(const struct night_fixture *f, const char *path)
     assert_int_equal(sqlite3_close(db), SQLITE_OK);
 }
 
-static int64_t count_rows(const struct night_fixture *f, const char *sql)
-{
-    sqlite3 *db = NULL;
-    sqlite3_stmt *stmt = NULL;
-    assert_int_equal(sqlite3_open_v2(f->db, &db, SQLITE_OPEN_READONLY, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &stmt, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_step(stmt), SQLITE_ROW);
-    int64_t n = sqlite3_column_int64(stmt, 0);
-    sqlite3_finalize(stmt);
-    assert_int_equal(sqlite3_close(db), SQLITE_OK);
-    return n;
-}
-
 static void damage_side_files(const struct night_fixture *f, enum damage damage)
 {
     struct entries e;
@@ -150,7 +137,7 @@ static void resume_one(struct night_fixture *f, const struct outcomes *want, uin
     }
     /* said once, for people who look later */
     static const char dropped[] = "SELECT COUNT(*) FROM events WHERE level = 'warn' AND kind LIKE '% dropped'";
-    assert_int_equal(count_rows(f, dropped), damage != WHOLE);
+    assert_int_equal(night_fixture_number(f, dropped), damage != WHOLE);
     read_outcomes(f, &got);
     snprintf(when, sizeof when, "damage %d after %llu steps", (int)damage, (unsigned long long)steps);
     same_outcomes(want, &got, when);
