@@ -79,8 +79,11 @@ static enum ns_code answer(struct ns_cli *cli, const struct ns_night_report *r, 
     ns_span_text((double)r->wall_ns / 1e9, wall);
     ns_span_text((double)r->compute_ns / 1e9, compute);
     ns_span_text((double)r->stall_ns / 1e9, stall);
+    const char *how = !r->stopped             ? ""
+                      : ns_signal_count() > 1 ? " (stopped at once by a second signal)"
+                                              : " (stopped on request)";
     ns_say(cli, "requests  %" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " left%s\n", r->requests_done,
-           r->requests_failed, r->requests_left, r->stopped ? " (stopped on request)" : "");
+           r->requests_failed, r->requests_left, how);
     ns_say(cli, "waves     %" PRIu64 " with %" PRIu64 " rows, %" PRIu64 " tokens out\n", r->waves, r->rows,
            r->tokens_out);
     ns_say(cli, "experts   %" PRIu64 " requested, %" PRIu64 " distinct, %" PRIu64 " kept, %" PRIu64 " read\n",

@@ -35,6 +35,7 @@ static int compare_doubles(const void *a, const void *b)
 
 struct eta {
     bool known;
+    const char *why_not; /* when it is not known */
     double low_s, high_s;
 };
 
@@ -46,6 +47,7 @@ static enum ns_code read_eta(struct ns_queue *queue, const struct ns_queue_statu
     struct rates rates = {.n = 0};
     memset(eta, 0, sizeof *eta);
     enum ns_code rc = ns_queue_each_wave(queue, 0, RATE_WAVES, add_rate, &rates, err);
+    eta->why_not = rates.n < RATE_LEAST ? "before the third wave" : "before the first request is done";
     if (rc != NS_OK || rates.n < RATE_LEAST || s->done == 0)
         return rc;
     qsort(rates.ms_per_row, rates.n, sizeof rates.ms_per_row[0], compare_doubles);
@@ -169,6 +171,7 @@ static enum ns_code say_json(struct ns_cli *cli, const struct ns_queue_status *s
     ns_accuracy_json(&a, s->correct, s->judged);
     ns_answer_int(&a, "prompt_tokens", s->prompt_tokens);
     ns_answer_int(&a, "completion_tokens", s->completion_tokens);
+    ns_answer_int(&a, "unfinished_tokens", s->unfinished_tokens);
     waves_json(&a, s);
     account_json(&a, account);
     ns_json_put_key(&a.w, "eta_s");
@@ -220,6 +223,8 @@ static void say_runner(struct ns_cli *cli, const struct ns_queue_status *s)
     if (r->present) {
         say_reason(cli, r->reason);
         ns_say(cli, "%s; last progress %s", r->alive ? "" : ", but its process is gone", progress);
+        if (r->halted)
+            ns_say(cli, "; stopped by a signal: SIGCONT wakes it, \"nightshift run --takeover\" takes its place");
     }
     uint64_t free_bytes = ns_host_free_disk(cli->db_path);
     if (r->present && r->alive && free_bytes < disk_low) { /* the run may be unable to say so itself */
@@ -261,7 +266,7 @@ static void say_waves(struct ns_cli *cli, const struct ns_queue_status *s, const
         ns_span_text(eta->high_s, high);
         ns_say(cli, "left      about %s to %s of work\n", low, high);
     } else
-        ns_say(cli, "left      unknown before the third wave\n");
+        ns_say(cli, "left      unknown %s\n", eta->why_not);
 }
 
 /* What the waves saved, and how near they came to what nobody could go below. */
@@ -305,7 +310,10 @@ static void say_text(struct ns_cli *cli, const struct ns_queue_status *s, const 
     if (s->judged > 0)
         ns_say(cli, "right     %" PRId64 " of %" PRId64 " (%.1f %%)\n", s->correct, s->judged,
                100.0 * (double)s->correct / (double)s->judged);
-    ns_say(cli, "tokens    %" PRId64 " in, %" PRId64 " out\n", s->prompt_tokens, s->completion_tokens);
+    ns_say(cli, "tokens    %" PRId64 " in, %" PRId64 " out", s->prompt_tokens, s->completion_tokens);
+    if (s->unfinished_tokens > 0)
+        ns_say(cli, "; %" PRId64 " so far for requests that have not ended", s->unfinished_tokens);
+    ns_say(cli, "\n");
     say_runner(cli, s);
     say_waves(cli, s, eta);
     say_account(cli, account);

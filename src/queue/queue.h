@@ -343,6 +343,7 @@ NS_MUST_CHECK enum ns_code ns_queue_find_batch(struct ns_queue *queue, const cha
 struct ns_runner_info {
     bool present;                                                    /* an open runner row exists */
     bool alive;                                                      /* and its process does too */
+    bool halted;                                                     /* by a signal, SIGCONT wakes it */
     int64_t id, pid, started_at_ms, heartbeat_at_ms, progress_at_ms; /* 0: none yet */
     int64_t pid_start;                                               /* with pid and host it names the process */
     char lane[32], host[64], state[16], reason[128];
@@ -354,7 +355,8 @@ struct ns_queue_status {
     char control_reason[128];
     int64_t batches, open_batches;
     int64_t total, queued, running, done, failed, cancelled, expired;
-    int64_t judged, correct, prompt_tokens, completion_tokens;
+    int64_t judged, correct, prompt_tokens, completion_tokens; /* of results */
+    int64_t unfinished_tokens;                                 /* made so far for requests that have not ended */
     /* waves of the last run (all of its rows) */
     int64_t waves, wave_rows, wave_tokens_out, bytes_read, experts_hit, experts_missed, io_ms, compute_ms, wall_ms;
     int64_t bytes_spilled; /* written for states that did not fit in memory */

@@ -137,6 +137,7 @@ static void read_runner(sqlite3_stmt *s, struct ns_runner_info *out)
     copy_column(s, 7, out->state, sizeof out->state);
     copy_column(s, 8, out->reason, sizeof out->reason);
     out->alive = out->present && ns_host_is_alive(out->host, ns_sql_text(s, 9), out->pid, out->pid_start);
+    out->halted = out->alive && ns_host_pid_stopped(out->pid);
 }
 
 static enum ns_code one_runner(struct ns_queue *q, sqlite3_stmt *stmt, struct ns_runner_info *out, struct ns_error *err)
@@ -197,7 +198,15 @@ static enum ns_code read_totals(struct ns_queue *q, int64_t batch_id, struct ns_
             " SUM(x.correct), SUM(x.prompt_tokens), SUM(x.completion_tokens) FROM requests r"
             " LEFT JOIN results x ON x.request_id = r.id WHERE ?1 = 0 OR r.batch_id = ?1",
             "i", batch_id);
-    return rc == NS_OK ? read_numbers(q, stmt, requests, NS_COUNT(requests), err) : rc;
+    if (rc == NS_OK)
+        rc = read_numbers(q, stmt, requests, NS_COUNT(requests), err);
+    int64_t *const unfinished[] = {&o->unfinished_tokens};
+    if (rc == NS_OK)
+        rc = ns_sql_rows(q, &stmt, err,
+                         "SELECT SUM(s.n_out) FROM requests r JOIN sequences s ON s.request_id = r.id"
+                         " WHERE r.state IN ('queued', 'running') AND (?1 = 0 OR r.batch_id = ?1)",
+                         "i", batch_id);
+    return rc == NS_OK ? read_numbers(q, stmt, unfinished, NS_COUNT(unfinished), err) : rc;
 }
 
 static enum ns_code read_waves(struct ns_queue *q, struct ns_queue_status *o, struct ns_error *err)

@@ -79,6 +79,8 @@ start run --model "$demo" --keep
 check "it works" until_true 60 none_left
 kill -STOP "$child"
 few 2
+exits 0 "status" status
+check "status says that it is stopped" out_has "stopped by a signal"
 exits 75 "a second runner" run --model "$demo"
 exits 0 "takeover" run --model "$demo" --takeover
 check "the work is done" none_left
