@@ -2,7 +2,8 @@
 """check_rooms.py - the lint that knows the rooms of src/.
 
     check_rooms.py rooms   [--root DIR]            includes point down the list, words stay in their rooms,
-                                                   file names are unique, long files are named
+                                                   file names are unique, long files are named,
+                                                   crash points are tested
     check_rooms.py headers [--root DIR] [--cc CC]  every header of src/ compiles alone
     check_rooms.py format  [--root DIR]            clang-format 14 would change nothing (exit 77: it is not installed)
 
@@ -170,6 +171,18 @@ def check_names(root, findings):
                 seen.setdefault(name, path)
 
 
+def check_crash_points(root, findings):
+    """A place where a process may be made to die is named by a test that makes it die there."""
+    tests = ""
+    for folder, names, files in os.walk(os.path.join(root, "tests")):
+        tests += "".join(read(os.path.join(folder, name)) for name in files if name.endswith(".c"))
+    for path in source_files(root):
+        text = read(os.path.join(root, "src", path))
+        for m in re.finditer(r'\bns_crash_point\("([^"]*)"\)', text):
+            if '"%s"' % m.group(1) not in tests:
+                findings.append(("src/" + path, text.count("\n", 0, m.start()) + 1, "no test dies at " + m.group(1)))
+
+
 def check_rooms(root):
     findings = []
     for path in source_files(root):
@@ -181,6 +194,7 @@ def check_rooms(root):
             print("src/%s:1: warning: %d lines, look for the seam" % (path, lines))
     findings = [("src/" + path, line, what) for path, line, what in findings]
     check_names(root, findings)
+    check_crash_points(root, findings)
     return findings
 
 
