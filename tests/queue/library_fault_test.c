@@ -1,7 +1,7 @@
 /* fault_test.c - failing writes, syncs, maps, opens, deletes and allocations, each n-th until a run is clean; and cut
  * power. Nothing committed is lost, nothing is reported that did not happen, the next run ends as an undisturbed one.
- * NS_CUTS: how many power cuts (50 unless set). NS_ALL: every allocation, else ever fewer of the later ones; NS_PART=2/3: the
- * second of three parts of them. NS_ONLY: a pattern of the names of tests. */
+ * NS_CUTS: how many power cuts (50 unless set); NS_SEED: the first one. NS_ALL: every allocation, else ever fewer of the later
+ * ones; NS_PART=2/3: the second of three parts of them. NS_ONLY: a pattern of the names of tests. */
 #include "rig.h"
 #include "shim.h"
 
@@ -444,9 +444,9 @@ static void check_side_files(struct rig *g, const char *what)
 static void t4_c53_cut_power(void **state)
 {
     (void)state;
-    const char *wanted = getenv("NS_CUTS");
-    int cuts = wanted && atoi(wanted) > 0 ? atoi(wanted) : 50, n_cut = 0;
-    for (int seed = 1; seed <= cuts; seed++) {
+    const char *wanted = getenv("NS_CUTS"), *first = getenv("NS_SEED");
+    int cuts = wanted && atoi(wanted) > 0 ? atoi(wanted) : 50, n_cut = 0, from = first ? atoi(first) : 1;
+    for (int seed = from; seed < from + cuts; seed++) {
         struct rig g;
         struct life life = {.fd = -1};
         char what[40], shm[600];
