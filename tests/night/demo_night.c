@@ -29,11 +29,22 @@ static void second_signal(int number)
     raise(SIGTERM);
 }
 
+static void arm_fault(void)
+{
+    const struct trial_fault *f = &trial.fault;
+    if (f->nth > 0)
+        ns_fault_arm_mode(f->kind, f->nth, f->mode, f->sticky);
+}
+
+static bool fault_was_reached(void)
+{
+    return trial.fault.nth == 0 || ns_fault_left(trial.fault.kind) <= (trial.fault.sticky ? 1 : 0);
+}
+
 static void stop_now(void)
 {
     raise(SIGTERM);
-    if (trial.full_from > 0)
-        ns_fault_arm_mode(NS_FAULT_WRITE, trial.full_from, ENOSPC, true);
+    arm_fault();
     if (trial.second_us > 0) {
         struct itimerval once = {.it_value.tv_usec = (suseconds_t)trial.second_us};
         setitimer(ITIMER_REAL, &once, NULL);
@@ -88,6 +99,8 @@ static enum ns_code live(struct night_fixture *f, struct ns_error *err)
                                        .tokenizer_fingerprint = ns_engine_tokenizer_fingerprint(o.engine),
                                        .engine = o.engine};
         model.machine.wave_step = counted_step;
+        if (trial.stop_after == 0)
+            arm_fault();
         struct ns_night_options options = {.db_path = f->db, .model_dir = DEMO, .wave_rows = trial.rows};
         rc = ns_night_run_model(&options, &model, &f->budget, report, err);
     }
@@ -113,7 +126,7 @@ int try_run(struct night_fixture *f, const struct trial *what)
         enum ns_code rc = live(f, &err);
         if (rc != NS_OK)
             fprintf(stderr, "run: %s: %s\n", err.context, err.message);
-        _exit(rc == NS_OK ? 0 : 9);
+        _exit(rc != NS_OK ? TRIAL_FAILED : fault_was_reached() ? 0 : TRIAL_NOT_REACHED);
     }
     int status;
     assert_int_equal(waitpid(pid, &status, 0), pid);

@@ -24,17 +24,25 @@ struct trial {
     uint32_t rows;
     uint64_t stop_after; /* steps of all waves, then SIGTERM; 0: never */
     uint64_t second_us;  /* another SIGTERM so long after the first; 0: none */
-    uint64_t
-        full_from; /* after the stop, this write of a side file and all later ones find no room; 0: there is room */
+
+    struct trial_fault {
+        enum ns_fault_kind kind;
+        int mode;     /* errno */
+        uint64_t nth; /* call after the stop, or of the run when there is none; 0: none */
+        bool sticky;
+    } fault;
+
     const char *crash_at; /* named point, NULL: none */
     uint64_t visit;
 };
+
+enum { TRIAL_FAILED = 9, TRIAL_NOT_REACHED = 3 }; /* exit status: with an error; well, and there was no nth call */
 
 extern struct ns_night_report *report; /* of the last run; shared with the child */
 
 void demo_night_init(void);                             /* first of all, in main */
 void must(enum ns_code rc, const struct ns_error *err); /* be NS_OK */
-/* Wait status of the child. */
+/* Wait status of the child; 0: it ended well. */
 int try_run(struct night_fixture *f, const struct trial *what);
 /* One run that ends by itself; a stop after so many steps (0: none). True when it was stopped. */
 bool run(struct night_fixture *f, uint32_t rows, uint64_t steps);
