@@ -20,6 +20,9 @@ typedef void (*ns_range_fn)(void *arg, size_t begin, size_t end, unsigned thread
 void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, void *arg);
 /* The same with every index by itself: for a few large tasks of different length. Longest first ends earliest. */
 void ns_parallel_each(unsigned n_threads, size_t n, ns_range_fn body, void *arg);
+/* Both in one parallel region, index by index; nothing of the second begins before all of the first is done. */
+void ns_parallel_steps(unsigned n_threads, size_t n_first, ns_range_fn first, size_t n_second, ns_range_fn second,
+                       void *arg);
 
 /* ---- dispatch (select.c) ------------------------------------------------------------------------------------------------ */
 
@@ -83,8 +86,8 @@ void ns_decode_row(const struct ns_weights *w, size_t r, float *out);
  *   h = act(gate z, up z);  y = down h;  acc[index[i]][o] = fma(weight[i], y[o], acc[index[i]][o])
  * where z is z[index[i]]. z [..][gate.cols] stride ld_z; acc [..][down.rows] stride ld_acc. A row's additions come in the
  * order of the jobs; so jobs in ascending id of experts, over one call or several, give the contract's expert sum.
- * finite[i] (may be NULL) is set to 0 when y has a non-finite value, and acc is then left without that addition; so it is
- * by all of a job that is not sound. Threads inside. */
+ * finite[i] (may be NULL) is set to 0 when y has a non-finite value; such a value is not added, nor is anything of a job
+ * whose gate or up is not sound. Threads inside. */
 struct ns_act {
     bool situ;
     float beta, linear_beta; /* linear_beta 0: up not capped */

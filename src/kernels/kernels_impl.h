@@ -72,6 +72,13 @@ struct ns_rows {
     bool has_bound;
 };
 
+/* Threads with different outputs of one row may find out at once; the mark only falls and is read after them, so no order
+ * is needed. */
+static inline void ns_row_fails(uint8_t *ok)
+{
+    __atomic_store_n(ok, 0, __ATOMIC_RELAXED);
+}
+
 typedef void (*ns_rows_fn)(const struct ns_rows *a, size_t begin, size_t end);
 
 /* Runs op over rows [0, n_rows) on k's threads. */

@@ -36,6 +36,29 @@ static void run_ranges(unsigned n_threads, size_t n, size_t n_ranges, ns_range_f
         body(arg, i * n / n_ranges, (i + 1) * n / n_ranges, this_thread());
 }
 
+void ns_parallel_steps(unsigned n_threads, size_t n_first, ns_range_fn first, size_t n_second, ns_range_fn second,
+                       void *arg)
+{
+    size_t most = n_first > n_second ? n_first : n_second;
+    if (n_threads == 1 || most <= 1) {
+        run_ranges(1, n_first, n_first, first, arg);
+        run_ranges(1, n_second, n_second, second, arg);
+        return;
+    }
+    int n_team = most < n_threads ? (int)most : (int)n_threads;
+    (void)n_team;
+#pragma omp parallel num_threads(n_team)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < n_first; i++)
+            first(arg, i, i + 1, this_thread());
+            /* all wait here for each other */
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < n_second; i++)
+            second(arg, i, i + 1, this_thread());
+    }
+}
+
 void ns_parallel(unsigned n_threads, size_t n, size_t grain, ns_range_fn body, void *arg)
 {
     size_t n_ranges = n / (grain ? grain : 1);

@@ -106,19 +106,16 @@ static void check_finite(const struct ns_rows *a, size_t begin, size_t end)
             a->ok[i] = 0;
 }
 
-/* acc[index[i]] = fma(weight[i], x[i], acc[index[i]]) unless x[i] has a non-finite value; then ok[i] = 0 */
+/* acc[index[i]] = fma(weight[i], x[i], acc[index[i]]) where x[i] is finite; else acc stays and ok[i] = 0 */
 static void expert_add(const struct ns_rows *a, size_t begin, size_t end)
 {
     for (size_t i = begin; i < end; i++) {
         const float *x = a->x + i * a->ld_x;
         float *y = a->y + (a->index ? a->index[i] : i) * a->ld_y;
-        if (!row_finite(x, a->n)) {
-            if (a->ok)
-                a->ok[i] = 0;
-            continue;
-        }
         for (size_t j = 0; j < a->n; j++)
-            y[j] = fmaf(a->a[i], x[j], y[j]);
+            y[j] = isfinite(x[j]) ? fmaf(a->a[i], x[j], y[j]) : y[j];
+        if (a->ok && !row_finite(x, a->n))
+            ns_row_fails(&a->ok[i]);
     }
 }
 

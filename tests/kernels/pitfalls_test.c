@@ -299,6 +299,69 @@ static void broken_expert_row_is_left_out(void **state)
     }
 }
 
+/* One output that overflows, and bad scales: only numbers are added, whoever computes which column. */
+static void only_numbers_are_added(void **state)
+{
+    (void)state;
+
+    enum { D = 32, N = 2, JOBS = 4 };
+
+    enum { GOOD, BAD_GATE, BAD_DOWN, OVERFLOWS };
+
+    /* identities: code 2 is 1, code 4 is 2, and 2 * 2^126 is no float's half */
+    static uint8_t codes[JOBS][3][D * D / 2], scale[JOBS][3][D];
+    static float z[N * D], acc[N * D];
+    static _Alignas(64) uint8_t scratch[1 << 19];
+    const uint32_t index[N] = {1, 0};
+    const float weight[N] = {0.5f, 2.0f};
+    uint8_t finite[JOBS][N];
+    struct ns_expert_job job[JOBS];
+    struct ns_act act = {true, 4.0f, 25.0f};
+    memset(finite, 1, sizeof finite);
+    memset(scale, 127, sizeof scale);
+    for (size_t j = 0; j < JOBS; j++) {
+        struct ns_weights w[3];
+        for (size_t m = 0; m < 3; m++) {
+            for (size_t i = 0; i < D; i++)
+                codes[j][m][i * D / 2 + i / 2] = i % 2 ? 0x20 : 0x02;
+            w[m] = (struct ns_weights){NS_W_MXFP4, codes[j][m], scale[j][m], D, D};
+        }
+        job[j] = (struct ns_expert_job){
+            .w = {w[0], w[1], w[2]}, .index = index, .weight = weight, .finite = finite[j], .n = N};
+    }
+    scale[BAD_GATE][0][3] = 254; /* an infinite weight that the caps would hide */
+    codes[BAD_GATE][0][3 * D / 2 + 1] = 0x40;
+    scale[BAD_DOWN][2][5] = 255;  /* column 5 */
+    scale[OVERFLOWS][2][7] = 252; /* column 7: 4 * 2^125 * h with h > 1 */
+    codes[OVERFLOWS][2][7 * D / 2 + 3] = 0x60;
+    for (size_t i = 0; i < N * D; i++) {
+        z[i] = 1.0f;
+        acc[i] = 10.0f;
+    }
+    z[7] = 3.0f; /* of row 0 alone */
+    for (unsigned threads = 1; threads <= 2; threads++) {
+        struct ns_kernels two = ns_kernels_select(0, threads);
+        assert_true(ns_experts_scratch(&two, &job->w, JOBS, JOBS * N) <= sizeof scratch);
+        for (size_t i = 0; i < N * D; i++)
+            acc[i] = 10.0f;
+        memset(finite, 1, sizeof finite);
+        ns_experts(&two, job, JOBS, &act, z, D, acc, D, scratch);
+        assert_true(job[GOOD].sound && !job[BAD_GATE].sound && !job[BAD_DOWN].sound && job[OVERFLOWS].sound);
+        assert_true(finite[GOOD][0] && finite[GOOD][1] && finite[BAD_GATE][0] && finite[BAD_GATE][1]);
+        assert_false(finite[BAD_DOWN][0] || finite[BAD_DOWN][1]);
+        assert_true(finite[OVERFLOWS][0] && !finite[OVERFLOWS][1]); /* the second row of the list is row 0 */
+        const double h = (double)situ(1.0f, 1.0f), h7 = (double)situ(3.0f, 3.0f);
+        for (size_t j = 0; j < D; j++) {
+            const double jobs = j == 5 ? 2 : 3; /* that have a number for the column */
+            if (j != 7) {
+                close_to(acc[j], 10.0 + jobs * 2.0 * h);
+                close_to(acc[D + j], 10.0 + jobs * 0.5 * h);
+            }
+        }
+        close_to(acc[7], 10.0 + 2 * 2.0 * h7);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +380,7 @@ int main(void)
         cmocka_unit_test(broken_router_scores_are_reported),
         cmocka_unit_test(head_keeps_the_best),
         cmocka_unit_test(broken_expert_row_is_left_out),
+        cmocka_unit_test(only_numbers_are_added),
     };
     return cmocka_run_group_tests(tests, select_reference, NULL);
 }
