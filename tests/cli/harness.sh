@@ -87,6 +87,8 @@ fresh_queue() {
 # start ARGUMENTS... - in the background; $child is its pid, bg.out and bg.err what it says. The program starts itself
 # anew to set the wait policy; with it set, the pid is the one that works.
 start() {
+    : >bg.out
+    : >bg.err # at once: the shell that becomes the program may be slow to, and what the last one said is read as its words
     OMP_WAIT_POLICY=passive "$NIGHTSHIFT" "$@" >bg.out 2>bg.err </dev/null &
     child=$!
     children="$children $child"

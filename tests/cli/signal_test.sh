@@ -35,6 +35,8 @@ start_as() {
         target=$child
         return
     fi
+    : >bg.out
+    : >bg.err
     OMP_WAIT_POLICY=passive setsid sh -c '"$0" "$@"; exit $?' "$NIGHTSHIFT" "$@" >bg.out 2>bg.err </dev/null &
     child=$!
     children="$children $child"
