@@ -25,7 +25,8 @@ enum ns_code ns_cmd_stop(struct ns_cli *cli, struct ns_error *err)
     if (rc != NS_OK)
         return rc;
     if (asked)
-        ns_note(cli, "asked runner %" PRId64 " (pid %" PRId64 ") to stop", runner->id, runner->pid);
+        ns_note(cli, "asked runner %" PRId64 " (pid %" PRId64 ") to stop%s", runner->id, runner->pid,
+                runner->halted ? "; it is stopped by a signal and will hear of it when SIGCONT wakes it" : "");
     else
         ns_note(cli, "no runner is alive");
     if (!cli->json)

@@ -44,7 +44,8 @@ const struct ns_verb ns_verbs[] = {
      "", "nightshift drain"},
     {"stop", "run", "", 0, 0, 0,
      "ask the runner of this host to stop politely",
-     "The same as sending it TERM: it stops at the next layer, saves and exits 0.",
+     "The same as sending it TERM: it stops at the next layer, saves and exits 0. Asked a second time it does not wait for "
+     "that: the wave under way is computed again by the next run, and no token is lost.",
      "nightshift stop"},
     {"status", "watch", "[BATCH]", 0, 1, 0,
      "show how far the queue is",

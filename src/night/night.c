@@ -236,6 +236,9 @@ static enum ns_code idle(struct ns_night *night, bool *over, struct ns_error *er
     *over = night->draining || (!paused && !night->options->keep && night->control.queued_now == 0);
     if (*over)
         return NS_OK;
+    if (paused && !night->said_paused)
+        ns_log(NS_LOG_WARN, "the queue is paused: \"nightshift resume\" lets it go on");
+    night->said_paused = paused;
     ns_sleep_ms(sleep_ms);
     return look(night, err);
 }

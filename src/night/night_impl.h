@@ -95,6 +95,7 @@ struct ns_night {
     uint64_t snapped_ns; /* when the last one was */
     bool waits;          /* for room on the disk */
     uint64_t warned_ns;  /* when that was said last */
+    bool said_paused;    /* of the pause that lasts */
 };
 
 /* The loop until the queue is empty or memory has to be divided anew; *report goes on from what it holds. */

@@ -32,6 +32,7 @@ check "status says paused and why" out_has "paused: disk is needed"
 few 3
 until_true 2 none_left
 check "nothing starts while paused" [ "$(count done)" = 3 ]
+check "the run says why it waits" grep -qF "the queue is paused" bg.err
 exits 0 "resume" resume
 check "resumed" until_true 60 none_left
 exits 0 "status names the runner" status
@@ -81,6 +82,8 @@ kill -STOP "$child"
 few 2
 exits 0 "status" status
 check "status says that it is stopped" out_has "stopped by a signal"
+exits 0 "stop" stop
+check "stop says that it does not hear" err_has "when SIGCONT wakes it"
 exits 75 "a second runner" run --model "$demo"
 exits 0 "takeover" run --model "$demo" --takeover
 check "the work is done" none_left
