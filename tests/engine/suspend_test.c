@@ -236,6 +236,16 @@ static void flip(const char *path, long at)
     assert_int_equal(fclose(f), 0);
 }
 
+static void flip_last(const char *path)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, -1, SEEK_END), 0);
+    long at = ftell(f);
+    assert_int_equal(fclose(f), 0);
+    flip(path, at);
+}
+
 static void refused_wave(struct rig *rig, const char *path, const struct ns_suspend *row, enum ns_code code)
 {
     struct ns_suspended *suspended = NULL;
@@ -434,6 +444,51 @@ static void torn_and_flipped_states(void **state)
     scratch_close(&s);
 }
 
+/* C64: shapes, vocabulary and sizes are the same, one byte of one weight is not. */
+static void c64_files_of_a_twin(void **state)
+{
+    (void)state;
+    struct scratch s;
+    struct rig rig;
+    uint32_t id[N];
+    struct ns_seq *seq = NULL, *empty = NULL;
+    struct ns_snapshot snapshot;
+    struct ns_suspend row;
+    char twin[300], shard[360], wave[300], command[900];
+    scratch_open(&s);
+    snprintf(twin, sizeof twin, "%s/twin", s.dir);
+    snprintf(shard, sizeof shard, "%s/model-00002-of-00002.safetensors", twin);
+    snprintf(wave, sizeof wave, "%s/wave", s.dir);
+    snprintf(command, sizeof command, "cp -r '%s' '%s'", rig_path("k3-odd"), twin);
+    assert_int_equal(system(command), 0);
+    flip_last(shard);
+    suspend_at("k3-odd", 3, wave, &row);
+    open_small_pages(&rig, "k3-odd");
+    rig_prompt(id, N, ns_engine_config(rig.engine)->vocab, 5);
+    assert_int_equal(ns_seq_open(rig.engine, &seq, NULL), NS_OK);
+    struct ns_segment seg = {.token = id, .n = N, .parent = NS_NO_PARENT, .into = seq};
+    rig_wave(&rig, &seg, 1, NULL, 0, NULL);
+    const char *path = scratch_path(&s, "state");
+    assert_int_equal(ns_seq_save(seq, path, 7, 1, 0, &snapshot, NULL), NS_OK);
+    ns_seq_close(seq);
+    rig_close(&rig);
+    open_small_pages(&rig, twin);
+    assert_int_equal(ns_seq_open(rig.engine, &empty, NULL), NS_OK);
+    refused_wave(&rig, wave, &row, NS_CORRUPT);
+    refused_state(empty, &rig, path, &snapshot);
+    struct ns_error err = {0};
+    assert_int_equal(ns_seq_load(empty, &path, &snapshot, 1, &err), NS_CORRUPT);
+    assert_non_null(strstr(err.message, "belongs to another model"));
+    ns_seq_close(empty);
+    rig_close(&rig);
+    open_small_pages(&rig, "k3-odd"); /* nothing is wrong with the files */
+    assert_int_equal(ns_seq_open(rig.engine, &seq, NULL), NS_OK);
+    assert_int_equal(ns_seq_load(seq, &path, &snapshot, 1, NULL), NS_OK);
+    ns_seq_close(seq);
+    rig_close(&rig);
+    scratch_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -443,6 +498,7 @@ int main(void)
         cmocka_unit_test(failed_writes),
         cmocka_unit_test(same_bits_after_loading),
         cmocka_unit_test(torn_and_flipped_states),
+        cmocka_unit_test(c64_files_of_a_twin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
