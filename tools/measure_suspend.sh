@@ -4,7 +4,7 @@
 # random moment; printed are the seconds from signal to exit, in units of one layer's time, and, after resuming, the bytes
 # read beside the share of the layers that were left. Fails when an exit took more than 1.5 layers.
 set -euo pipefail
-program=$1 model=$2 memory=${3:-4G} rounds=${4:-3}
+program=$1 model=$2 memory=${3:-1G} rounds=${4:-3}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 layers=$(python3 -c 'import json, sys; c = json.load(open(sys.argv[1])); print(c.get("text_config", c)["num_hidden_layers"])' \

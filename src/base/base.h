@@ -100,6 +100,9 @@ bool ns_budget_shift(struct ns_budget *from, struct ns_budget *to, size_t bytes)
 size_t ns_budget_used(const struct ns_budget *budget);
 size_t ns_budget_left(const struct ns_budget *budget);
 size_t ns_budget_peak(const struct ns_budget *budget);
+/* For memory that is not a block: charges bytes, or says NS_BUDGET and changes nothing; and takes a charge back. */
+NS_MUST_CHECK enum ns_code ns_budget_charge(struct ns_budget *budget, size_t bytes, struct ns_error *err);
+void ns_budget_discharge(struct ns_budget *budget, size_t bytes);
 
 /* Zeroed, charged, 64-byte aligned. NULL with err NS_BUDGET when the limit or the machine refuses. bytes may be 0.
  * give accepts NULL. */
@@ -174,6 +177,12 @@ static inline bool ns_size_mul(size_t a, size_t b, size_t *out)
 static inline bool ns_size_add(size_t a, size_t b, size_t *out)
 {
     return !__builtin_add_overflow(a, b, out);
+}
+
+/* The next multiple; the caller knows that there is one. */
+static inline size_t ns_round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
 }
 
 static inline uint32_t ns_le32(const uint8_t *p)

@@ -51,11 +51,19 @@ static bool charge(struct ns_budget *budget, size_t bytes)
     return true;
 }
 
-static void discharge(struct ns_budget *budget, size_t bytes)
+void ns_budget_discharge(struct ns_budget *budget, size_t bytes)
 {
     size_t before = atomic_fetch_sub_explicit(&budget->used_bytes, bytes, memory_order_relaxed);
     assert(before >= bytes);
     (void)before;
+}
+
+enum ns_code ns_budget_charge(struct ns_budget *budget, size_t bytes, struct ns_error *err)
+{
+    if (!ns_fault_hit(NS_FAULT_ALLOC) && charge(budget, bytes))
+        return NS_OK;
+    return ns_error_set(err, NS_BUDGET, "%s: %zu bytes asked for, %zu of %zu are left", budget->name, bytes,
+                        ns_budget_left(budget), budget->limit_bytes);
 }
 
 enum ns_code ns_budget_share(struct ns_budget *share, struct ns_budget *parent, const char *name, size_t limit_bytes,
@@ -73,7 +81,7 @@ void ns_budget_fini(struct ns_budget *budget)
 {
     assert(ns_budget_used(budget) == 0);
     if (budget->parent)
-        discharge(budget->parent, budget->limit_bytes);
+        ns_budget_discharge(budget->parent, budget->limit_bytes);
     budget->parent = NULL;
     budget->limit_bytes = 0;
 }
@@ -116,14 +124,15 @@ void *ns_budget_take_raw(struct ns_budget *budget, size_t bytes, size_t align, s
         align = heap_align;
     assert((align & (align - 1)) == 0);
     size_t total;
-    if (!ns_size_add(bytes, align + HEAD_BYTES, &total) || ns_fault_hit(NS_FAULT_ALLOC) || !charge(budget, bytes)) {
-        ns_error_set(err, NS_BUDGET, "%s: %zu bytes asked for, %zu of %zu are left", budget->name, bytes,
-                     ns_budget_left(budget), budget->limit_bytes);
+    if (!ns_size_add(bytes, align + HEAD_BYTES, &total)) {
+        ns_error_set(err, NS_BUDGET, "%s: %zu bytes are more than can be addressed", budget->name, bytes);
         return NULL;
     }
+    if (ns_budget_charge(budget, bytes, err) != NS_OK)
+        return NULL;
     void *raw = malloc(total);
     if (!raw) {
-        discharge(budget, bytes);
+        ns_budget_discharge(budget, bytes);
         ns_error_set(err, NS_BUDGET, "%s: the machine refused %zu bytes", budget->name, bytes);
         return NULL;
     }
@@ -163,7 +172,7 @@ void ns_budget_give(struct ns_budget *budget, void *block)
     struct head head = *head_of(block);
     assert(head.budget == budget);
     (void)budget;
-    discharge(head.budget, head.bytes);
+    ns_budget_discharge(head.budget, head.bytes);
     free(head.raw);
 }
 

@@ -156,13 +156,13 @@ static uint32_t rows_that_fit(const struct planner *p, uint32_t most, size_t mem
     return low;
 }
 
-/* The whole model as it lies in memory: blocks are aligned, and have heads. */
+/* The whole model as it lies in memory: what is read is whole pages. */
 static size_t resident_most(const struct planner *p)
 {
     const struct ns_plan *plan = p->plan;
     uint64_t experts = (uint64_t)plan->n_moe_layers * plan->n_experts;
     uint64_t all = plan->trunk_bytes + plan->head_bytes + 2 * (uint64_t)p->bytes.n_tiles * 4 * 4096 +
-                   experts * (p->need->slot_bytes + 2 * 4096);
+                   experts * p->need->slot_bytes;
     return all < SIZE_MAX ? (size_t)all : SIZE_MAX;
 }
 

@@ -12,11 +12,6 @@
 #define NS_LANES 16
 #define NS_ALIGN 64 /* bytes; a cache line and a vector */
 
-static inline size_t ns_round_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 /* ---- products ---------------------------------------------------------------------------------------------------------- */
 
 /* Sizes are functions of the shape alone, so that packing and product agree without a header. */

@@ -4,9 +4,11 @@
  *        wave to wave. Each holds one expert exactly as on disk. A slot is free, loading, or ready. When a layer's wanted
  *        experts are known, those that are not resident are read into slots in the order in which they will be taken, as
  *        many at once as there are slots. When a used expert is released, residency.c says whether it stays: then the slot
- *        gives its buffer away and gets another one, so nothing is copied.
+ *        gives its buffer away and gets another one, so nothing is copied. All buffers lie in one span of memory.
  * WHY    Experts have one size per model, so slots never fragment and the budget is a multiplication. The order of use is
  *        ascending id, because sums over experts are taken in that order; in published files that is also the file order.
+ *        An expert is often smaller than a large page: only side by side do they lie in large pages, into which the disk
+ *        reads with less work, and whose first use costs less. So when residents go, a few others move.
  *        Wanted experts are read before tiles that wait: those are then what the disk does when the last expert is there
  *        and nothing else is known.
  * INVARIANTS
@@ -18,6 +20,7 @@
 #include "store/store_impl.h"
 
 #include <assert.h>
+#include <string.h>
 
 #define RESIDENT_BIT 0x80000000u
 
@@ -61,42 +64,43 @@ enum ns_code ns_experts_init(struct ns_store *s, const struct ns_store_options *
     x->n_drawn = ns_budget_take(s->budget, s->layout.n_layers * sizeof *x->n_drawn, err);
     if (!x->resident || !x->want || !x->slot || !x->drawn || !x->n_drawn)
         return NS_BUDGET;
-    x->slab = ns_bulk_take(&s->kept, options->expert_slots * s->layout.slot_bytes, err);
-    if (!x->slab)
-        return NS_BUDGET;
+    uint64_t buffers = s->budget->limit_bytes / s->layout.slot_bytes, all = keys + options->expert_slots;
+    rc = ns_span_open(&x->span, &s->kept, (size_t)(buffers < all ? buffers : all) * s->layout.slot_bytes, err);
+    if (rc == NS_OK)
+        rc = ns_span_grow(&x->span, options->expert_slots * s->layout.slot_bytes, err);
+    if (rc != NS_OK)
+        return rc;
     for (; x->n_slots < options->expert_slots; x->n_slots++)
-        x->slot[x->n_slots].buffer = x->slab + x->n_slots * s->layout.slot_bytes;
+        x->slot[x->n_slots].buffer = x->span.base + x->n_slots * s->layout.slot_bytes;
     return NS_OK;
 }
 
-static bool is_single(const struct ns_store *s, const uint8_t *buffer)
-{
-    const struct ns_experts *x = &s->experts;
-    return buffer && (buffer < x->slab || buffer >= x->slab + x->n_slots * s->layout.slot_bytes);
-}
-
-/* Gives a buffer's memory back. One of the slab stays with a slot, whose single one goes: the slab has as many buffers as
- * there are slots, so when this one is not with a slot, a slot has a single one. No slot is in use. */
-static void give_buffer(struct ns_store *s, uint8_t *buffer)
+/* The last buffer in use moves to a free one, so that those in use lie together: a slot's as it is, for no slot is in use,
+ * a resident's with its bytes. */
+static void move_last(struct ns_store *s, uint8_t *free)
 {
     struct ns_experts *x = &s->experts;
-    for (uint32_t i = 0; !is_single(s, buffer); i++) {
-        assert(i < x->n_slots && x->slot[i].state == SLOT_FREE);
-        uint8_t *other = x->slot[i].buffer;
-        if (is_single(s, other)) {
-            x->slot[i].buffer = buffer;
-            buffer = other;
+    uint8_t *last = x->span.base + ((size_t)x->n_slots + x->rank.n) * s->layout.slot_bytes;
+    if (free == last)
+        return;
+    for (uint32_t i = 0; i < x->n_slots; i++)
+        if (x->slot[i].buffer == last) {
+            x->slot[i].buffer = free;
+            return;
         }
-    }
-    ns_budget_give(&s->kept, buffer);
+    for (uint32_t at = 0; at < x->rank.n; at++)
+        if (x->resident[at].buffer == last) {
+            memcpy(free, last, s->layout.slot_bytes);
+            x->resident[at].buffer = free;
+            return;
+        }
+    assert(false); /* it is in use */
 }
 
 void ns_experts_fini(struct ns_store *s)
 {
     struct ns_experts *x = &s->experts;
-    for (uint32_t i = 0; x->resident && i < x->rank.n; i++)
-        give_buffer(s, x->resident[i].buffer);
-    ns_budget_give(&s->kept, x->slab);
+    ns_span_close(&x->span);
     ns_budget_give(s->budget, x->resident);
     ns_budget_give(s->budget, x->want);
     ns_budget_give(s->budget, x->slot);
@@ -116,10 +120,15 @@ void ns_experts_set_places(struct ns_store *s, uint32_t n_places)
     while (x->rank.n > n_places) {
         uint32_t at = ns_rank_remove_weakest(&x->rank);
         assert(at != NS_NO_PLACE); /* between waves nothing is held */
-        give_buffer(s, x->resident[at].buffer);
+        uint8_t *gone = x->resident[at].buffer;
         x->resident[at] = x->resident[x->rank.n];
         x->resident[x->rank.n] = (struct ns_resident){0};
+        move_last(s, gone);
     }
+    size_t bytes = ((size_t)x->n_slots + n_places) * s->layout.slot_bytes;
+    ns_span_shrink(&x->span, bytes);
+    if (ns_span_grow(&x->span, bytes, NULL) != NS_OK)
+        n_places = x->rank.capacity; /* without memory for more there are as many places as before */
     ns_rank_set_capacity(&x->rank, n_places);
 }
 
@@ -336,12 +345,8 @@ static void offer(struct ns_store *s, struct ns_expert_slot *slot)
     struct ns_resident *r = &x->resident[place];
     assert(r->pins == 0);
     uint8_t *other = r->buffer;
-    if (evicted == NS_NO_PLACE && !other)
-        other = ns_bulk_take(&s->kept, s->layout.slot_bytes, NULL);
-    if (!other) {
-        ns_rank_drop(&x->rank, key); /* the budget said no: this one does not stay */
-        return;
-    }
+    if (!other) /* a place that was never taken, and with it the next buffer */
+        other = x->span.base + ((size_t)x->n_slots + place) * s->layout.slot_bytes;
     r->buffer = slot->buffer;
     slot->buffer = other;
 }

@@ -176,12 +176,3 @@ uint32_t ns_rank_offer(struct ns_rank *r, uint32_t key, uint32_t *evicted)
     *evicted = weakest;
     return at;
 }
-
-void ns_rank_drop(struct ns_rank *r, uint32_t key)
-{
-    uint32_t at = r->place[key] - 1;
-    assert(at + 1 == r->n);
-    r->n--;
-    r->place[key] = 0;
-    r->member[at] = 0;
-}

@@ -7,9 +7,10 @@
  *        layers before those of the head. They are spread evenly over the list rather than taken from its front: else the
  *        disk would idle through the first layers and be the limit in the others. When the room changes, tiles only come
  *        or only go. Which experts stay is residency.c's.
- *        The tiles' memory is taken at once and made present in the background, with that of ring and slots: first used
- *        inside a read, it would have to be cleared there while the disk waits. A tile whose memory is not there yet is read
- *        as if it did not stay, and stays from the next wave on. A little memory is not worth that.
+ *        All this memory is made present in the background, with that of ring and slots: first used inside a read, it
+ *        would have to be cleared there while the disk waits. A tile whose memory is not there yet is read as if it did
+ *        not stay, and stays from the next wave on. A little memory is not worth that. Tiles lie side by side, so that
+ *        they lie in large pages; when some go, others move.
  * INVARIANTS
  *   1. What stays fits in the room, and of one kind less than a tile's room is left over.   (stay_test: room_is_used)
  *   2. What a plan measures is what a full store holds.                                     (stay_test: plan_is_kept)
@@ -18,15 +19,15 @@
 #include "store/store_impl.h"
 
 #include <assert.h>
+#include <stdlib.h>
+#include <string.h>
 
-/* What a block takes beside its bytes: it is aligned, and has a head. */
-#define BLOCK_EXTRA (2 * NS_STORE_ALIGN)
-#define LITTLE      ((size_t)16 << 20)
-#define READY_MS    2000
+#define LITTLE   ((size_t)16 << 20)
+#define READY_MS 2000
 
 static uint64_t room_of(const struct ns_tile *tile)
 {
-    return ns_window_room(ns_tile_offset(tile), ns_tile_bytes(tile)) + BLOCK_EXTRA;
+    return ns_window_room(ns_tile_offset(tile), ns_tile_bytes(tile));
 }
 
 static bool is_head(const struct ns_tile *tile)
@@ -84,7 +85,7 @@ static uint64_t choose(const struct ns_tile *list, size_t n, uint64_t room, stay
 
 static uint32_t places_in(uint64_t room, size_t slot_bytes, uint64_t n_experts)
 {
-    uint64_t n = slot_bytes > 0 ? room / (slot_bytes + BLOCK_EXTRA) : 0;
+    uint64_t n = slot_bytes > 0 ? room / slot_bytes : 0;
     n = n < n_experts ? n : n_experts;
     return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
 }
@@ -149,10 +150,10 @@ static enum ns_code grow_table(struct ns_store *s, const struct ns_tile *list, s
     return NS_OK;
 }
 
-static void forget(struct ns_store *s, struct ns_kept_tile *k)
+/* Its block is a gap in the span until close_gaps. */
+static void forget(struct ns_kept_tile *k)
 {
     assert(!k->loading);
-    ns_budget_give(&s->kept, k->block);
     k->block = NULL;
     k->ready = false;
 }
@@ -166,9 +167,50 @@ static void enter(void *arg, const struct ns_tile *tile)
         s->tiles.n_kept++;
     }
     if (k->n != tile->n)
-        forget(s, k);
+        forget(k);
     k->n = tile->n;
     k->stays = true;
+}
+
+static struct ns_tile tile_of(const struct ns_kept_tile *k)
+{
+    return (struct ns_tile){.tensor = k->tensor, .first = k->first, .n = k->n};
+}
+
+static int by_block(const void *a, const void *b)
+{
+    const struct ns_kept_tile *x = *(struct ns_kept_tile *const *)a, *y = *(struct ns_kept_tile *const *)b;
+    return (x->block > y->block) - (x->block < y->block);
+}
+
+/* Moves the blocks together, in the order in which they lie, and gives the rest back. Without memory to sort them none is
+ * kept. */
+static enum ns_code close_gaps(struct ns_store *s, struct ns_error *err)
+{
+    struct ns_tiles *t = &s->tiles;
+    size_t n = 0, used = 0;
+    for (size_t i = 0; i < t->kept_capacity; i++)
+        n += t->kept[i].block != NULL;
+    struct ns_kept_tile **k = ns_budget_take(s->budget, n * sizeof *k, err);
+    n = 0;
+    for (size_t i = 0; i < t->kept_capacity; i++)
+        if (t->kept[i].block && k)
+            k[n++] = &t->kept[i];
+        else
+            forget(&t->kept[i]);
+    if (k)
+        qsort(k, n, sizeof *k, by_block);
+    for (size_t i = 0; i < n; i++) {
+        struct ns_tile tile = tile_of(k[i]);
+        if (k[i]->ready && k[i]->block > t->span.base + used)
+            memmove(t->span.base + used, k[i]->block, room_of(&tile));
+        k[i]->block = t->span.base + used;
+        used += room_of(&tile);
+    }
+    ns_span_shrink(&t->span, used);
+    enum ns_code rc = k ? NS_OK : NS_BUDGET;
+    ns_budget_give(s->budget, k);
+    return rc;
 }
 
 /* Returns the room left beside the tiles; without memory for the table no tile stays. */
@@ -182,8 +224,8 @@ static enum ns_code keep_tiles(struct ns_store *s, const struct ns_tile *list, s
     *left = rc == NS_OK ? choose(list, n, room, enter, s) : 0;
     for (size_t i = 0; i < t->kept_capacity; i++)
         if (!t->kept[i].stays)
-            forget(s, &t->kept[i]);
-    return rc;
+            forget(&t->kept[i]);
+    return rc == NS_OK ? close_gaps(s, err) : rc;
 }
 
 bool ns_tiles_may_load(const struct ns_store *s, const struct ns_kept_tile *k)
@@ -193,30 +235,50 @@ bool ns_tiles_may_load(const struct ns_store *s, const struct ns_kept_tile *k)
     return !s->prefill || k->part == NS_NO_PART || ns_prefill_has(s->prefill, k->part);
 }
 
-/* Memory for the tiles that stay and have none yet, and a prefill of what nothing was read into, in the order of use. */
+/* Blocks for the tiles that stay and have none yet, behind those of the others. Without memory there are none. */
 static void take_blocks(struct ns_store *s, const struct ns_tile *list, size_t n)
 {
+    struct ns_tiles *t = &s->tiles;
+    size_t at = t->span.bytes, more = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct ns_kept_tile *k = ns_tiles_find_kept(t, &list[i]);
+        more += k && !k->block ? room_of(&list[i]) : 0;
+    }
+    if (ns_span_grow(&t->span, at + more, NULL) != NS_OK)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        struct ns_kept_tile *k = ns_tiles_find_kept(t, &list[i]);
+        if (!k || k->block)
+            continue;
+        k->block = t->span.base + at;
+        at += room_of(&list[i]);
+    }
+}
+
+/* A prefill of what nothing was read into, in the order of use. */
+static void start_prefill(struct ns_store *s, const struct ns_tile *list, size_t n)
+{
     size_t n_parts = 0, sum = 0;
-    struct ns_bulk *part = ns_budget_take(s->budget, (2 + n) * sizeof *part, NULL);
+    size_t slots = s->experts.n_slots * s->layout.slot_bytes;
+    struct ns_bulk *part = ns_budget_take(s->budget, (3 + n) * sizeof *part, NULL);
     if (part && !s->prefilled) {
         part[n_parts++] = (struct ns_bulk){s->tiles.ring, s->tiles.n_slots * s->tiles.slot_bytes};
-        part[n_parts++] = (struct ns_bulk){s->experts.slab, s->experts.n_slots * s->layout.slot_bytes};
+        part[n_parts++] = (struct ns_bulk){s->experts.span.base, slots};
     }
     for (size_t i = 0; i < n; i++) {
         struct ns_kept_tile *k = ns_tiles_find_kept(&s->tiles, &list[i]);
         if (!k || k->ready)
             continue;
-        size_t bytes = ns_window_of(&s->layout, k->tensor->shard, ns_tile_offset(&list[i]), ns_tile_bytes(&list[i])).n;
-        if (!k->block)
-            k->block = ns_bulk_take(&s->kept, bytes, NULL);
         k->part = NS_NO_PART;
         if (!part || !k->block)
             continue;
-        sum += bytes;
+        sum += room_of(&list[i]);
         if (sum > LITTLE)
             k->part = (uint32_t)n_parts;
-        part[n_parts++] = (struct ns_bulk){k->block, bytes};
+        part[n_parts++] = (struct ns_bulk){k->block, room_of(&list[i])};
     }
+    if (part && !s->prefilled)
+        part[n_parts++] = (struct ns_bulk){s->experts.span.base + slots, s->experts.span.bytes - slots};
     if (n_parts > 0)
         s->prefill = ns_prefill_start(s->budget, part, n_parts);
     if (s->prefill && s->prefilled)
@@ -242,6 +304,7 @@ enum ns_code ns_store_keep(struct ns_store *s, const struct ns_tile *list, size_
     (void)shifted;
     s->room = room;
     take_blocks(s, list, n);
+    start_prefill(s, list, n);
     return rc;
 }
 

@@ -105,7 +105,6 @@ void ns_rank_note(struct ns_rank *rank, uint32_t key, uint32_t n_rows);
 uint32_t ns_rank_place(const struct ns_rank *rank, uint32_t key); /* NS_NO_PLACE: not a member */
 /* May key, which was just read, stay? Its new place, or NS_NO_PLACE. *evicted is the key that left, or NS_NO_PLACE. */
 uint32_t ns_rank_offer(struct ns_rank *rank, uint32_t key, uint32_t *evicted);
-void ns_rank_drop(struct ns_rank *rank, uint32_t key); /* takes back the offer that was just granted into a new place */
 
 /* ---- tiles.c, stay.c ----------------------------------------------------------------------------------------------------------- */
 
@@ -117,7 +116,7 @@ struct ns_kept_tile {
     uint32_t first, n;
     bool stays;
     bool loading, ready; /* its bytes are on the way, or there */
-    uint8_t *block;      /* owned */
+    uint8_t *block;      /* in the span of tiles */
     uint32_t part;       /* of the store's prefill; NS_NO_PART: it never was */
     size_t skip;         /* from the block's start to the first byte */
 };
@@ -136,6 +135,7 @@ struct ns_tiles {
     /* tiles that stay, by tensor and first row: open addressing, a power of two */
     struct ns_kept_tile *kept;
     size_t n_kept, kept_capacity;
+    struct ns_span span; /* their blocks, without gaps */
 };
 
 /* ---- experts.c ----------------------------------------------------------------------------------------------------------- */
@@ -150,7 +150,7 @@ struct ns_resident {
 struct ns_experts {
     uint32_t n_slots;
     struct ns_expert_slot *slot; /* [n_slots]: experts in flight and in use */
-    uint8_t *slab;               /* [n_slots][slot_bytes]: their first buffers */
+    struct ns_span span; /* [n_slots + rank.capacity][slot_bytes]: buffers; the first n_slots + rank.n are in use */
     struct ns_rank rank;
     struct ns_resident *resident; /* [rank.n_keys]; those below rank.n have a buffer */
     /* the layer */

@@ -48,15 +48,14 @@ enum ns_code ns_tiles_init(struct ns_store *s, const struct ns_store_options *op
         return NS_BUDGET;
     for (; t->n_slots < n; t->n_slots++)
         t->slot[t->n_slots].buffer = t->ring + t->n_slots * t->slot_bytes;
-    return NS_OK;
+    return ns_span_open(&t->span, &s->kept, s->budget->limit_bytes, err);
 }
 
 void ns_tiles_fini(struct ns_store *s)
 {
     struct ns_tiles *t = &s->tiles;
     ns_budget_give(s->budget, t->ring);
-    for (size_t i = 0; i < t->kept_capacity; i++)
-        ns_budget_give(&s->kept, t->kept[i].block);
+    ns_span_close(&t->span);
     ns_budget_give(s->budget, t->kept);
     ns_budget_give(s->budget, t->slot);
     *t = (struct ns_tiles){0};

@@ -1,7 +1,8 @@
 /* bulk.c - blocks for bulk data: weights, activations, states.
  *
- * WHAT   A block asks for large pages where they lie wholly inside it. A prefill is a few threads that make blocks present
- *        in the background, in a given order, and say which are.
+ * WHAT   A block asks for large pages where they lie wholly inside it. A span is one block for many things of less than a
+ *        large page or a few of them, whose number changes. A prefill is a few threads that make blocks present in the
+ *        background, in a given order, and say which are.
  * WHY    The first use of a page costs a fault and its clearing, and in a virtual machine the host's fault as well. Where
  *        that happens inside a read the disk waits for it, and a read into many small pages costs more for each of them.
  *        While nobody waits for them any more the threads are last in line: the cores belong to the wave.
@@ -9,6 +10,7 @@
  *   1. A block takes no more memory than its bytes and what a small page rounds.   (bulk_test: no_page_beyond_the_end)
  *   2. A prefill changes nothing in a block, which may be in use meanwhile.        (bulk_test: prefill_changes_nothing)
  *   3. A block of which it is said is present, as far as the system allows.        (bulk_test: prefill_makes_present)
+ *   4. A span's memory beyond its end is the system's again.                       (bulk_test: span_gives_back)
  * THREADS  The prefill's own; each takes the next block that none has taken. */
 #define _GNU_SOURCE
 #include "sys/sys_impl.h"
@@ -33,6 +35,74 @@ void *ns_bulk_take(struct ns_budget *budget, size_t bytes, struct ns_error *err)
 #endif
     return block;
 }
+
+/* ---- spans ---- */
+
+enum ns_code ns_span_open(struct ns_span *span, struct ns_budget *budget, size_t most, struct ns_error *err)
+{
+    *span = (struct ns_span){.budget = budget};
+    size_t all;
+    if (!ns_size_add(most, LARGE_PAGE + SMALL_PAGE, &all))
+        return ns_error_set(err, NS_BUDGET, "%s: %zu bytes are more than can be addressed", budget->name, most);
+    if (ns_fault_hit(NS_FAULT_ALLOC))
+        return ns_error_set(err, NS_BUDGET, "%s: no addresses for %zu bytes", budget->name, most);
+    void *got = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (got == MAP_FAILED)
+        return ns_error_set(err, NS_BUDGET, "%s: no addresses for %zu bytes", budget->name, most);
+    span->reserved = got;
+    span->reserved_bytes = all;
+    span->base = (uint8_t *)ns_round_up((uintptr_t)got, LARGE_PAGE);
+    span->most = most / SMALL_PAGE * SMALL_PAGE;
+    return NS_OK;
+}
+
+enum ns_code ns_span_grow(struct ns_span *span, size_t bytes, struct ns_error *err)
+{
+    bytes = ns_round_up(bytes, SMALL_PAGE);
+    if (bytes > span->most)
+        return ns_error_set(err, NS_BUDGET, "%s: %zu bytes asked for, %zu are the most", span->budget->name, bytes,
+                            span->most);
+    if (bytes <= span->bytes)
+        return NS_OK;
+    size_t more = bytes - span->bytes;
+    enum ns_code rc = ns_budget_charge(span->budget, more, err);
+    if (rc != NS_OK)
+        return rc;
+    if (mprotect(span->base + span->bytes, more, PROT_READ | PROT_WRITE) != 0) {
+        ns_budget_discharge(span->budget, more);
+        return ns_error_set(err, NS_BUDGET, "%s: the machine refused %zu bytes", span->budget->name, more);
+    }
+#ifdef MADV_HUGEPAGE
+    (void)madvise(span->base, bytes, MADV_HUGEPAGE); /* advice: refused, pages are small */
+#endif
+    span->bytes = bytes;
+    return NS_OK;
+}
+
+void ns_span_shrink(struct ns_span *span, size_t bytes)
+{
+    bytes = ns_round_up(bytes, SMALL_PAGE);
+    if (bytes >= span->bytes)
+        return;
+    size_t less = span->bytes - bytes;
+    /* a fresh mapping in its place: the pages go, and the system no longer counts them as promised */
+    void *got = mmap(span->base + bytes, less, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (got == MAP_FAILED)
+        (void)madvise(span->base + bytes, less, MADV_DONTNEED); /* no room for one mapping more: the pages go */
+    ns_budget_discharge(span->budget, less);
+    span->bytes = bytes;
+}
+
+void ns_span_close(struct ns_span *span)
+{
+    if (span->reserved) {
+        ns_budget_discharge(span->budget, span->bytes);
+        (void)munmap(span->reserved, span->reserved_bytes); /* of whole pages that are ours: it cannot fail */
+    }
+    *span = (struct ns_span){0};
+}
+
+/* ---- prefill ---- */
 
 /* Whole pages only: what shares its page with somebody else becomes present with them. */
 static void populate(void *block, size_t bytes)

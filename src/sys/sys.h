@@ -161,8 +161,27 @@ void ns_iopool_stats_get(struct ns_iopool *pool, struct ns_iopool_stats *out);
  * memory than bytes, a small page for the block's head and what rounds to small pages. ns_budget_give gives it back. */
 void *ns_bulk_take(struct ns_budget *budget, size_t bytes, struct ns_error *err);
 
+/* Memory in one piece that grows and shrinks at its end and never moves, in large pages wherever they lie wholly inside
+ * it. The budget is charged what it is, not what it may become. All 0: it was never opened. Threads: one at a time. */
+struct ns_span {
+    struct ns_budget *budget; /* borrowed */
+    uint8_t *base;            /* 2 MiB-aligned */
+    size_t bytes;             /* what may be used */
+    size_t most;
+    void *reserved; /* private: addresses for it */
+    size_t reserved_bytes;
+};
+/* Errors: NS_BUDGET when there are no addresses for most bytes. */
+NS_MUST_CHECK enum ns_code ns_span_open(struct ns_span *span, struct ns_budget *budget, size_t most,
+                                        struct ns_error *err);
+/* To bytes, rounded up to pages; no smaller, and no larger, than it is. What stays keeps its content, what comes is not present
+ * before its first use, what goes is the system's at once. Errors of grow: NS_BUDGET, and nothing changes. */
+NS_MUST_CHECK enum ns_code ns_span_grow(struct ns_span *span, size_t bytes, struct ns_error *err);
+void ns_span_shrink(struct ns_span *span, size_t bytes);
+void ns_span_close(struct ns_span *span);
+
 struct ns_bulk {
-    void *block; /* from ns_bulk_take */
+    void *block; /* from ns_bulk_take, or whole pages of a span */
     size_t bytes;
 };
 

@@ -82,7 +82,7 @@ static void reading_begins_before_the_router(void **state)
     uint32_t id = 5;
     struct ns_segment s = {.token = &id, .n = 1, .parent = NS_NO_PARENT};
     struct ns_store_stats a, b;
-    open_rig(&rig, "k3-tiny", (size_t)11 << 20, ROWS);
+    open_rig(&rig, "k3-tiny", (size_t)8 << 20, ROWS);
     const struct ns_plan *plan = ns_engine_plan(rig.engine);
     rig_wave(&rig, &s, 1, NULL, 0, NULL);
     ns_store_stats_get(ns_engine_store(rig.engine), &a);

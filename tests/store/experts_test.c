@@ -108,7 +108,7 @@ static void kept_experts_are_skipped(void **state)
             assert_int_equal(ns_store_measure(&f.config, f.shards, &o, &f.budget, &need, NULL), NS_OK);
             uint64_t all = n_moe_layers(&f) * f.config.n_experts;
             uint64_t places = all * percent[p] / 100;
-            o.resident_bytes = (size_t)(places * (need.slot_bytes + 8192));
+            o.resident_bytes = (size_t)(places * need.slot_bytes);
             fixture_open_store(&f, &o);
             fixture_keep(&f, 0);
             struct ns_store_stats s0, s1, s2;
@@ -136,7 +136,7 @@ static void pinned_experts_survive(void **state)
     struct ns_store_options o = {.tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 4};
     struct ns_store_need need;
     assert_int_equal(ns_store_measure(&f.config, f.shards, &o, &f.budget, &need, NULL), NS_OK);
-    o.resident_bytes = 5 * (need.slot_bytes + 8192);
+    o.resident_bytes = 5 * need.slot_bytes;
     fixture_open_store(&f, &o);
     fixture_keep(&f, 0);
     for (uint32_t wave = 0; wave < 12; wave++)
@@ -153,7 +153,7 @@ static void wanted_residents_stay(void **state)
     struct ns_store_options o = {.tile_bytes = 8192, .ring_bytes = 1, .expert_slots = 2};
     struct ns_store_need need;
     assert_int_equal(ns_store_measure(&f.config, f.shards, &o, &f.budget, &need, NULL), NS_OK);
-    o.resident_bytes = 6 * (need.slot_bytes + 8192);
+    o.resident_bytes = 6 * need.slot_bytes;
     fixture_open_store(&f, &o);
     fixture_keep(&f, 0);
     uint64_t read = 0, kept = 0;

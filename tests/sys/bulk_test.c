@@ -58,6 +58,48 @@ static void no_page_beyond_the_end(void **state)
     ns_budget_fini(&b);
 }
 
+static void span_gives_back(void **state)
+{
+    (void)state;
+    struct ns_budget b;
+    struct ns_span s;
+    ns_budget_init(&b, "test", 8 * LARGE);
+    assert_int_equal(ns_span_open(&s, &b, SIZE_MAX, NULL), NS_BUDGET);
+    assert_int_equal(ns_span_open(&s, &b, SIZE_MAX / 2, NULL), NS_BUDGET); /* more than there are addresses */
+    ns_span_close(&s);
+    assert_int_equal(ns_span_open(&s, &b, 16 * LARGE, NULL), NS_OK);
+    assert_int_equal(ns_budget_used(&b), 0);
+    assert_int_equal(ns_span_grow(&s, 3 * LARGE - 5, NULL), NS_OK);
+    assert_int_equal(s.bytes, 3 * LARGE);
+    assert_int_equal(ns_budget_used(&b), 3 * LARGE);
+    assert_int_equal((uintptr_t)s.base % LARGE, 0);
+    uint8_t *base = s.base;
+    memset(base, 0xAA, s.bytes);
+    assert_int_equal(ns_span_grow(&s, 9 * LARGE, NULL), NS_BUDGET);
+    assert_int_equal(ns_span_grow(&s, 17 * LARGE, NULL), NS_BUDGET);
+    ns_fault_arm(NS_FAULT_ALLOC, 1);
+    assert_int_equal(ns_span_grow(&s, 4 * LARGE, NULL), NS_BUDGET);
+    ns_fault_disarm();
+    assert_int_equal(s.bytes, 3 * LARGE);
+    assert_int_equal(ns_span_grow(&s, LARGE, NULL), NS_OK); /* it is no smaller for it */
+    assert_int_equal(s.bytes, 3 * LARGE);
+    ns_span_shrink(&s, 4 * LARGE);
+    assert_int_equal(s.bytes, 3 * LARGE);
+    size_t less = LARGE + 3 * PAGE; /* into a large page */
+    ns_span_shrink(&s, less);
+    assert_int_equal(ns_budget_used(&b), less);
+    assert_int_equal(pages_present(base, less), less / PAGE);
+    assert_int_equal(pages_present(base + less, 3 * LARGE - less), 0);
+    assert_int_equal(ns_span_grow(&s, 5 * LARGE, NULL), NS_OK);
+    assert_ptr_equal(s.base, base);
+    for (size_t at = 0; at < 5 * LARGE; at++) /* what was given back is empty */
+        if (base[at] != (at < less ? 0xAA : 0))
+            fail_msg("byte %zu is %d", at, base[at]);
+    ns_span_close(&s);
+    ns_span_close(&s);
+    ns_budget_fini(&b);
+}
+
 static void prefill_changes_nothing(void **state)
 {
     (void)state;
@@ -144,6 +186,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(no_page_beyond_the_end, teardown),
+        cmocka_unit_test_teardown(span_gives_back, teardown),
         cmocka_unit_test_teardown(prefill_changes_nothing, teardown),
         cmocka_unit_test_teardown(prefill_makes_present, teardown),
         cmocka_unit_test_teardown(prefill_may_end_early_or_never_begin, teardown),
