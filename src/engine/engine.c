@@ -48,6 +48,8 @@ enum ns_code ns_engine_prepare(struct ns_engine *e, const char *dir, struct ns_e
         return rc;
     e->kernels = ns_kernels_select(e->options.cpu, threads_of(&e->options));
     e->kernels.time = &e->product;
+    if (e->options.every_thread)
+        e->kernels.least_ns = 0;
     struct ns_model *shape = NULL;
     struct ns_store_need need;
     rc = ns_store_measure(&e->config, e->shards, &e->options.store, e->budget, &need, err);

@@ -28,6 +28,7 @@ struct ns_engine_options {
     const char *spill_dir;    /* recurrent states that do not fit in memory go to files here; NULL: never */
     uint64_t spill_bytes;     /* most bytes of such files; 0: half of what is free there */
     uint32_t spill_log;       /* positions logged between two rewrites of a state; 0: default 8 */
+    bool every_thread;        /* wakes them for little work too: tests of what threads do */
     struct ns_store_options store;
 };
 

@@ -322,6 +322,15 @@ static size_t runs_of(const struct experts_call *c)
     return c->k->n_threads == 1 ? 1 : larger(units / grain, 1);
 }
 
+static unsigned threads_of(const struct experts_call *c)
+{
+    const struct ns_weights *gate = &c->job->w.gate, *down = &c->job->w.down;
+    double weights = 2 * (double)gate->rows * (double)gate->cols + (double)down->rows * (double)down->cols, ns = 0;
+    for (size_t j = 0; j < c->n_jobs; j++)
+        ns += c->job[j].n > 0 ? weights * ns_weight_ns(c->job[j].n) : 0;
+    return ns_threads_for(c->k, ns);
+}
+
 void ns_experts(const struct ns_kernels *k, struct ns_expert_job *job, size_t n_jobs, const struct ns_act *act,
                 const float *z, size_t ld_z, float *acc, size_t ld_acc, void *scratch)
 {
@@ -348,17 +357,18 @@ void ns_experts(const struct ns_kernels *k, struct ns_expert_job *job, size_t n_
     if (c.n_rows == 0)
         return;
     uint64_t began = ns_product_begin(k);
-    c.plan = plan_of(k, &job->w, n_jobs, c.n_rows);
+    inner.n_threads = threads_of(&c);
+    c.plan = plan_of(&inner, &job->w, n_jobs, c.n_rows);
     c.piece = (struct piece *)(void *)(c.scratch + c.plan.piece);
     c.order = (uint32_t *)(void *)(c.scratch + c.plan.order);
     c.n_runs = runs_of(&c);
     cut_rows(&c, false);
-    if (k->n_threads == 1 || rows_suffice(&c)) {
-        ns_parallel_steps(k->n_threads, c.n_pieces, piece_range, c.n_runs, column_range, &c);
+    if (inner.n_threads == 1 || rows_suffice(&c)) {
+        ns_parallel_steps(inner.n_threads, c.n_pieces, piece_range, c.n_runs, column_range, &c);
     } else {
         cut_rows(&c, true);
         run_by_outputs(&c);
-        ns_parallel_each(k->n_threads, c.n_runs, column_range, &c);
+        ns_parallel_each(inner.n_threads, c.n_runs, column_range, &c);
     }
     for (size_t i = 0; i < c.n_pieces; i++)
         if (!c.piece[i].sound)

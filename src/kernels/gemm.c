@@ -48,9 +48,9 @@ void ns_pack_rows(const struct ns_kernels *k, enum ns_weight_type type, void *pa
     assert((uintptr_t)packed % NS_ALIGN == 0);
     struct pack_call c = {ops_of(k, type), packed, x, ld_x, index, n_rows, cols};
     size_t n_units = n_rows ? c.ops->pack_units(n_rows, cols) : 0;
-    /* copying is worth a second thread from about 64 KiB on */
-    size_t rows_a_task = 1 + 16384 / (cols + 1);
-    ns_parallel(k->n_threads, n_units, 1 + rows_a_task * n_units / (n_rows + 1), pack_range, &c);
+    unsigned n_threads = ns_threads_for(k, 0.2 * (double)n_rows * (double)cols);
+    size_t rows_a_task = 1 + 16384 / (cols + 1); /* of 64 KiB or more */
+    ns_parallel(n_threads, n_units, 1 + rows_a_task * n_units / (n_rows + 1), pack_range, &c);
     ns_product_end(k, began);
 }
 
@@ -109,6 +109,7 @@ void ns_gemm(const struct ns_kernels *k, float *y, size_t ld_y, const struct ns_
         return;
     uint64_t began = ns_product_begin(k);
     const struct ns_gemm_ops *ops = ops_of(k, w->type);
+    unsigned n_threads = ns_threads_for(k, (double)w->rows * (double)w->cols * ns_weight_ns(n_rows));
     struct gemm_call c = {.ops = ops,
                           .y = y,
                           .ld_y = ld_y,
@@ -118,7 +119,7 @@ void ns_gemm(const struct ns_kernels *k, float *y, size_t ld_y, const struct ns_
                           .mode = mode,
                           .scratch = scratch,
                           .scratch_bytes = ns_round_up(ops->scratch_bytes(n_rows, w->cols), NS_ALIGN),
-                          .n_pieces = k->n_threads > 1 ? pieces_of(k, w, n_rows) : 1};
-    ns_parallel_each(k->n_threads, c.n_pieces, gemm_range, &c);
+                          .n_pieces = n_threads > 1 ? pieces_of(k, w, n_rows) : 1};
+    ns_parallel_each(n_threads, c.n_pieces, gemm_range, &c);
     ns_product_end(k, began);
 }

@@ -79,7 +79,8 @@ void ns_head_blocks(const struct ns_kernels *k, struct ns_head_row *row, float *
 {
     assert(first % NS_HEAD_BLOCK == 0);
     struct head_call c = {k->table, row, block_max, block_sum, ld_b, logits, ld, first, n};
-    ns_parallel(k->n_threads, n_rows, 1 + 32768 / (n + 1), head_range, &c);
+    unsigned n_threads = ns_threads_for(k, 0.6 * (double)n_rows * (double)n);
+    ns_parallel(n_threads, n_rows, 1, head_range, &c);
 }
 
 void ns_head_finish(const struct ns_kernels *k, const float *block_max, const float *block_sum, size_t n_blocks,

@@ -37,10 +37,13 @@ struct ns_kernels {
     const struct ns_kernel_table *table;
     const char *isa;              /* "ref", "avx2", "avx512", "neon" */
     unsigned n_threads;           /* at least 1 */
+    double least_ns;              /* of work for each thread more than one; 0: all of them always, for tests */
     struct ns_product_time *time; /* borrowed; NULL: nobody asks */
 };
 /* The best table that the bits allow. cpu 0 gives the reference. */
 struct ns_kernels ns_kernels_select(uint32_t cpu, unsigned n_threads);
+/* As many of k's threads as work_ns, roughly the time of one fast core, is worth: each has to be woken. For ns_parallel. */
+unsigned ns_threads_for(const struct ns_kernels *k, double work_ns);
 /* Feature bits for --isa NAME, narrowed to what have offers; false: unknown name or not on this processor. */
 bool ns_kernels_isa_bits(const char *name, uint32_t have, uint32_t *bits);
 

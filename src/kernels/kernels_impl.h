@@ -29,6 +29,12 @@ struct ns_gemm_ops {
                 size_t n_rows, enum ns_store_mode mode, void *scratch);
 };
 
+/* About what a product with n_rows packed rows takes for each weight: fetching or decoding it, and its multiply-adds. */
+static inline double ns_weight_ns(size_t n_rows)
+{
+    return 0.1 + 0.012 * (double)n_rows;
+}
+
 /* Around what counts as product time; nothing when nobody asks. */
 uint64_t ns_product_begin(const struct ns_kernels *k);
 void ns_product_end(const struct ns_kernels *k, uint64_t began);
@@ -76,7 +82,8 @@ static inline void ns_row_fails(uint8_t *ok)
 
 typedef void (*ns_rows_fn)(const struct ns_rows *a, size_t begin, size_t end);
 
-/* Runs op over rows [0, n_rows) on k's threads. */
+/* As many of k's threads as op over rows [0, n_rows) is worth; and runs it on them. */
+unsigned ns_rows_threads(const struct ns_kernels *k, enum ns_row_op op, const struct ns_rows *a, size_t n_rows);
 void ns_rows_run(const struct ns_kernels *k, enum ns_row_op op, const struct ns_rows *a, size_t n_rows);
 
 /* ---- the table ------------------------------------------------------------------------------------------------------------ */

@@ -1,6 +1,7 @@
 /* parallel.c - independent ranges over threads; the only OpenMP in the program.
  * A range is handed out when a thread asks for one, so a thread that loses its core to another program costs the time
- * of one piece and not its share of the whole. A run that is one piece long starts no thread. */
+ * of one piece and not its share of the whole. A run that is one piece long starts no thread, nor does one that is done
+ * before a second thread is awake: callers ask ns_threads_for. */
 #include "kernels/kernels.h"
 
 #include <assert.h>
@@ -19,6 +20,13 @@ static unsigned this_thread(void)
     return 0;
 }
 #endif
+
+unsigned ns_threads_for(const struct ns_kernels *k, double work_ns)
+{
+    return work_ns >= k->least_ns * k->n_threads ? k->n_threads
+           : work_ns < k->least_ns * 2           ? 1
+                                                 : (unsigned)(work_ns / k->least_ns);
+}
 
 /* range i of n_ranges equal ones */
 static void run_ranges(unsigned n_threads, size_t n, size_t n_ranges, ns_range_fn body, void *arg)

@@ -128,5 +128,6 @@ void ns_route(const struct ns_kernels *k, uint32_t *ids, float *weights, float *
     assert(router->n_experts / router->n_groups * router->topk_groups >= router->top_k);
     ns_sigmoid_rows(k, logits, ld, logits, ld, n_rows, router->n_experts);
     struct route_call c = {router, ids, weights, logits, ld, ok};
-    ns_parallel(k->n_threads, n_rows, 1 + 32768 / router->n_experts, route_range, &c);
+    unsigned n_threads = ns_threads_for(k, 3.5 * (double)n_rows * (double)router->n_experts);
+    ns_parallel(n_threads, n_rows, 1, route_range, &c);
 }

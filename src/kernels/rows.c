@@ -15,11 +15,27 @@ static void rows_range(void *arg, size_t begin, size_t end, unsigned thread)
     c->run(c->a, begin, end);
 }
 
+/* Roughly, of one float of one source, in memory nearby. */
+static const double float_ns[NS_ROW_OPS] = {
+    [NS_ROW_RMSNORM] = 0.2,       [NS_ROW_L2NORM] = 0.2,   [NS_ROW_GATED_NORM] = 0.55, [NS_ROW_SIGMOID] = 0.4,
+    [NS_ROW_SIGMOID_GATE] = 0.45, [NS_ROW_SILU_MUL] = 0.5, [NS_ROW_SITU_MUL] = 1.0,    [NS_ROW_ADD] = 0.2,
+    [NS_ROW_FINITE] = 0.1,        [NS_ROW_MIX] = 0.22,     [NS_ROW_DECAY] = 0.8,       [NS_ROW_EXPERT_ADD] = 0.2,
+};
+
+static size_t floats_of(const struct ns_rows *a)
+{
+    return a->n * (a->n_heads ? a->n_heads : 1) * (1 + a->n_blocks);
+}
+
+unsigned ns_rows_threads(const struct ns_kernels *k, enum ns_row_op op, const struct ns_rows *a, size_t n_rows)
+{
+    return ns_threads_for(k, (double)n_rows * (double)floats_of(a) * float_ns[op]);
+}
+
 void ns_rows_run(const struct ns_kernels *k, enum ns_row_op op, const struct ns_rows *a, size_t n_rows)
 {
     struct rows_call c = {k->table->row[op], a};
-    size_t floats = a->n * (a->n_heads ? a->n_heads : 1) * (1 + a->n_blocks);
-    ns_parallel(k->n_threads, n_rows, 1 + 16384 / (floats + 1), rows_range, &c); /* from about 64 KiB a task */
+    ns_parallel(ns_rows_threads(k, op, a, n_rows), n_rows, 1 + 16384 / (floats_of(a) + 1), rows_range, &c);
 }
 
 void ns_rmsnorm(const struct ns_kernels *k, float *y, size_t ld_y, const float *x, size_t ld_x, const float *w,

@@ -35,12 +35,16 @@ static const struct isa {
     {"ref", 0, &ns_table_ref},
 };
 
+/* A thread that blocks while it waits takes some 30 us to wake; with this much work it still gains. */
+#define LEAST_NS 50e3
+
 struct ns_kernels ns_kernels_select(uint32_t cpu, unsigned n_threads)
 {
     size_t i = 0;
     while (!ns_cpu_has(cpu, isas[i].needs))
         i++;
-    return (struct ns_kernels){isas[i].table, isas[i].name, n_threads ? n_threads : 1, NULL};
+    return (struct ns_kernels){
+        .table = isas[i].table, .isa = isas[i].name, .n_threads = n_threads ? n_threads : 1, .least_ns = LEAST_NS};
 }
 
 bool ns_kernels_isa_bits(const char *name, uint32_t have, uint32_t *bits)

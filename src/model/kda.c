@@ -234,6 +234,18 @@ static void run_units(void *arg, size_t begin, size_t end, unsigned thread)
         run_unit(job, job->first_head + (uint32_t)(u / n_trees), &job->work->tree[u % n_trees], thread);
 }
 
+/* Roughly what a float of a state takes: to come from memory and go back, once a step, and with each row. */
+static unsigned threads_of(const struct ns_pass *pass, const struct ns_kda_work *work, uint32_t heads)
+{
+    const double move_ns = 0.15, row_ns = 0.05;
+    const struct ns_config *c = pass->model->config;
+    double steps = 0;
+    for (size_t t = 0; t < work->n_trees; t++)
+        steps += work->tree[t].n;
+    return ns_threads_for(pass->kernels, heads * (double)c->kda_dim * (double)c->kda_dim *
+                                             (move_ns * steps + row_ns * (double)pass->n_rows));
+}
+
 /* ---- the layer ------------------------------------------------------------------------------------------------------------- */
 
 static enum ns_code project_narrow(struct ns_pass *pass, const struct ns_kda_weights *w, const void *packed,
@@ -285,7 +297,7 @@ static enum ns_code run_group(struct ns_pass *pass, const struct ns_kda_weights 
     struct kda_job job = {
         .pass = pass, .w = w, .work = work, .b = b, .one = *pass->kernels, .first_head = head, .n_heads = heads};
     job.one.n_threads = 1;
-    ns_parallel(pass->kernels->n_threads, heads * work->n_trees, 1, run_units, &job);
+    ns_parallel(threads_of(pass, work, heads), heads * work->n_trees, 1, run_units, &job);
     float *o = b->o + (size_t)head * d;
     ns_gated_norm_heads(pass->kernels, o, p, o, p, b->g, width, w->o_norm, pass->n_rows, heads, d, c->rms_eps);
     return pager ? pager->end(pager->arg, err) : NS_OK;

@@ -190,6 +190,17 @@ static void attend_units(void *arg, size_t begin, size_t end, unsigned thread)
     }
 }
 
+/* Roughly what a query takes for a float of a position, of its score and of its values. */
+static unsigned threads_of(const struct ns_pass *pass, const struct ns_mla_work *work, uint32_t heads)
+{
+    const double float_ns = 0.02;
+    const struct ns_config *c = pass->model->config;
+    double pairs = 0;
+    for (size_t r = 0; r < pass->n_rows; r++)
+        pairs += work->n_visible[r];
+    return ns_threads_for(pass->kernels, float_ns * pairs * heads * (double)(ns_mla_key_floats(c) + c->kv_lora));
+}
+
 static enum ns_code run_group(struct ns_pass *pass, const struct ns_mla_weights *w, const struct ns_mla_work *work,
                               const void *packed, const struct mla_buffers *b, uint32_t head, struct ns_error *err)
 {
@@ -210,7 +221,7 @@ static enum ns_code run_group(struct ns_pass *pass, const struct ns_mla_weights 
         absorb_query(pass, b, i);
     struct mla_job job = {.pass = pass, .work = work, .b = b, .one = *pass->kernels, .scale = 1.0f / sqrtf((float)dq)};
     job.one.n_threads = 1;
-    ns_parallel(pass->kernels->n_threads, heads * work->n_blocks, 1, attend_units, &job);
+    ns_parallel(threads_of(pass, work, heads), heads * work->n_blocks, 1, attend_units, &job);
     float *o = b->o + (size_t)head * c->d_v;
     for (size_t i = 0; i < heads; i++) {
         const uint16_t *uv = b->kv_b + (i * dkv + c->d_nope) * c->kv_lora;

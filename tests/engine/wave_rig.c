@@ -23,7 +23,8 @@ const char *rig_path(const char *checkpoint)
 
 struct ns_engine_options rig_options(void)
 {
-    return (struct ns_engine_options){.n_threads = 1, .cpu = ns_cpu_bits(), .rows_max = 1024, .context = 4096};
+    return (struct ns_engine_options){
+        .n_threads = 1, .cpu = ns_cpu_bits(), .rows_max = 1024, .context = 4096, .every_thread = true};
 }
 
 void rig_open(struct rig *rig, const char *dir, const struct ns_engine_options *options, size_t memory)
