@@ -126,7 +126,9 @@ enum ns_code ns_cmd_bench(struct ns_cli *cli, struct ns_error *err)
         return bench_disk(cli, err);
     if (strcmp(what, "kernels") == 0)
         return ns_bench_kernels(cli, err);
+    if (strcmp(what, "parts") == 0)
+        return ns_bench_parts(cli, err);
     if (strcmp(what, "wave") == 0)
         return ns_bench_wave(cli, err);
-    return ns_error_set(err, NS_USAGE, "bench %s: kernels, wave or disk was expected", what);
+    return ns_error_set(err, NS_USAGE, "bench %s: kernels, parts, wave or disk was expected", what);
 }

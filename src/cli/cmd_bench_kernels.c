@@ -1,4 +1,5 @@
-/* cmd_bench_kernels.c - bench kernels: each kernel against this machine's own peaks. */
+/* cmd_bench_kernels.c - bench kernels and bench parts: each kernel against this machine's own peaks, and what each takes of
+ * a wave. */
 #include "cli/commands.h"
 
 #include "kernels/kernels.h"
@@ -49,28 +50,91 @@ static bool say_rate(void *arg, const struct ns_rate *r)
     return rates->rc == NS_OK && ns_signal_count() == 0;
 }
 
-enum ns_code ns_bench_kernels(struct ns_cli *cli, struct ns_error *err)
+/* What both measure with. */
+static enum ns_code read_options(struct ns_cli *cli, const char *name, struct ns_measure *what, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
-    struct ns_measure what = {.cpu = ns_cpu_bits(),
-                              .isa = args->text[NS_OPT_ISA],
-                              .n_threads = (unsigned)args->number[NS_OPT_THREADS],
-                              .take = ns_bulk_take};
     uint32_t bits;
+    *what = (struct ns_measure){.cpu = ns_cpu_bits(),
+                                .isa = args->text[NS_OPT_ISA],
+                                .n_threads = (unsigned)args->number[NS_OPT_THREADS],
+                                .take = ns_bulk_take};
     if (ns_given(cli, NS_OPT_ROWS) || ns_given(cli, NS_OPT_MEMORY))
-        return ns_error_set(err, NS_USAGE, "bench kernels takes no %s: rows and memory are always the same",
+        return ns_error_set(err, NS_USAGE, "bench %s takes no %s: rows and memory are always the same", name,
                             ns_given(cli, NS_OPT_ROWS) ? "--rows" : "--memory");
-    if (what.isa && !ns_kernels_isa_bits(what.isa, what.cpu, &bits))
-        return ns_error_set(err, NS_USAGE, "this processor or build has no %s", what.isa);
-    if (args->n_operands > 1)
-        what.kernel = args->operand[1];
-    if (what.n_threads == 0)
-        what.n_threads = ns_cpu_physical();
+    if (what->isa && !ns_kernels_isa_bits(what->isa, what->cpu, &bits))
+        return ns_error_set(err, NS_USAGE, "this processor or build has no %s", what->isa);
+    if (what->n_threads == 0)
+        what->n_threads = ns_cpu_physical();
+    return NS_OK;
+}
+
+enum ns_code ns_bench_kernels(struct ns_cli *cli, struct ns_error *err)
+{
+    struct ns_measure what;
     struct ns_budget budget;
+    enum ns_code rc = read_options(cli, "kernels", &what, err);
+    if (rc != NS_OK)
+        return rc;
+    if (cli->args.n_operands > 1)
+        what.kernel = cli->args.operand[1];
     ns_budget_init(&budget, "bench", ns_host_free_memory());
     ns_signal_install();
     struct rates rates = {.cli = cli, .rc = NS_OK, .err = err};
-    enum ns_code rc = ns_kernels_measure(&what, &budget, say_rate, &rates, err);
+    rc = ns_kernels_measure(&what, &budget, say_rate, &rates, err);
+    ns_budget_fini(&budget);
+    if (rc == NS_OK && rates.rc == NS_OK && ns_signal_count() > 0)
+        cli->status = NS_STATUS_INTERRUPTED;
+    return rc != NS_OK ? rc : rates.rc;
+}
+
+static bool say_part(void *arg, const struct ns_wave_part *p)
+{
+    struct rates *rates = arg;
+    struct ns_cli *cli = rates->cli;
+    if (cli->json) {
+        struct ns_answer_json a;
+        ns_answer_begin(&a, cli);
+        ns_answer_text(&a, "kernel", p->kernel);
+        ns_answer_int(&a, "rows", (int64_t)p->rows);
+        ns_answer_int(&a, "measured_rows", (int64_t)p->measured_rows);
+        ns_answer_text(&a, "isa", p->isa);
+        ns_answer_int(&a, "threads", p->threads);
+        ns_answer_number(&a, "row_us", p->row_ns / 1e3);
+        ns_answer_number(&a, "share_of_wave", p->share);
+        ns_json_put_key(&a.w, "product");
+        ns_json_put_bool(&a.w, p->product);
+        if (p->context > 0) {
+            ns_answer_int(&a, "context", (int64_t)p->context);
+            ns_answer_int(&a, "context_at_5_percent", (int64_t)p->context_at_limit);
+        }
+        rates->rc = ns_answer_end(&a, cli, rates->err);
+    } else {
+        if (!rates->begun)
+            ns_say(cli, "%-16s %5s %-7s %3s %9s %8s\n", "kernel", "rows", "isa", "thr", "us a row", "of wave");
+        rates->begun = true;
+        ns_say(cli, "%-16s %5zu %-7s %3u %9.1f %7.2f%%", p->kernel, p->rows, p->isa, p->threads, p->row_ns / 1e3,
+               100 * p->share);
+        if (p->context > 0)
+            ns_say(cli, "  at %zu positions, 5%% at %zu", p->context, p->context_at_limit);
+        ns_say(cli, "\n");
+    }
+    return rates->rc == NS_OK && ns_signal_count() == 0;
+}
+
+enum ns_code ns_bench_parts(struct ns_cli *cli, struct ns_error *err)
+{
+    struct ns_measure what;
+    struct ns_budget budget;
+    enum ns_code rc = read_options(cli, "parts", &what, err);
+    if (rc == NS_OK && cli->args.n_operands > 1)
+        rc = ns_error_set(err, NS_USAGE, "bench parts measures all parts of a wave, not \"%s\"", cli->args.operand[1]);
+    if (rc != NS_OK)
+        return rc;
+    ns_budget_init(&budget, "bench", ns_host_free_memory());
+    ns_signal_install();
+    struct rates rates = {.cli = cli, .rc = NS_OK, .err = err};
+    rc = ns_kernels_measure_wave(&what, &budget, say_part, &rates, err);
     ns_budget_fini(&budget);
     if (rc == NS_OK && rates.rc == NS_OK && ns_signal_count() > 0)
         cli->status = NS_STATUS_INTERRUPTED;

@@ -42,6 +42,7 @@ enum ns_code ns_cmd_waves(struct ns_cli *cli, struct ns_error *err);
 
 /* Parts of a verb that live in a file of their own. */
 enum ns_code ns_bench_kernels(struct ns_cli *cli, struct ns_error *err);
+enum ns_code ns_bench_parts(struct ns_cli *cli, struct ns_error *err);
 enum ns_code ns_bench_wave(struct ns_cli *cli, struct ns_error *err);
 
 #endif

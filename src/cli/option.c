@@ -83,13 +83,15 @@ const struct ns_verb ns_verbs[] = {
      "until then each is taken at its longest, max_tokens.",
      "nightshift plan --model /models/kimi-k3 --memory 8G\n"
      "nightshift plan --model /models/kimi-k3 --rows 1024 --disk-rate 3G"},
-    {"bench", "look into", "kernels|wave|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
+    {"bench", "look into", "kernels|parts|wave|disk [KERNEL]", 1, 2, NS_VERB_COMPUTES,
      "measure this machine: arithmetic, memory, disk",
      "kernels measures each kernel, or those whose name contains KERNEL, against the peak of this processor in the same "
-     "run (mxfp4_expert is one expert at a time, mxfp4_experts up to four in one call, as a wave has them); wave runs "
-     "waves of scoring rows through a model and says what share of their computing time is in matrix "
-     "products, and what share of the peak the whole wave reaches; disk measures direct reads of the model's files.",
-     "nightshift bench kernels\nnightshift bench kernels mxfp4 --threads 1 --json\n"
+     "run (mxfp4_expert is one expert at a time, mxfp4_experts up to four in one call, as a wave has them), with 1 to 1024 "
+     "rows; the reference (isa ref) stops at 16 rows, and where one row takes a second or more at 1. parts says what share "
+     "of a wave's time each kernel takes at the proportions of the released model. wave runs waves of scoring rows through "
+     "a model and says what share of their computing time is in matrix products, and what share of the peak the whole "
+     "wave reaches. disk measures direct reads of the model's files.",
+     "nightshift bench kernels\nnightshift bench kernels mxfp4 --threads 1 --json\nnightshift bench parts\n"
      "nightshift bench wave --model /models/kimi-k3 --memory 16G\nnightshift bench disk --model /models/kimi-k3"},
     {"simulate", "look into", "[TRACE]", 0, 1, NS_VERB_COMPUTES,
      "replay recorded routing, or the queue under every order",

@@ -238,6 +238,7 @@ struct ns_rate {
     unsigned threads;
     double gfma_s, share_of_peak;    /* multiply-adds that the definition demands; 0: not counted in them */
     double gb_s, share_of_bandwidth; /* bytes that must move at least once */
+    double row_ns;                   /* time of one row */
 };
 
 /* false stops the measuring, which then succeeds */
@@ -258,6 +259,22 @@ struct ns_measure {
  * no kernel has such a name. */
 NS_MUST_CHECK enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget *budget, ns_rate_fn each,
                                               void *arg, struct ns_error *err);
+
+/* What one kernel takes of a wave at the proportions of the released model, every row asked for logits. */
+struct ns_wave_part {
+    const char *kernel, *isa;
+    size_t rows, measured_rows; /* of the wave; of the runs that were timed */
+    unsigned threads;
+    double row_ns, share; /* of one row of the wave: its time in this kernel, and what part of all its time that is */
+    bool product;
+    size_t context, context_at_limit; /* positions attended to, and with how many the share is 5 %; else 0 */
+};
+
+typedef bool (*ns_wave_part_fn)(void *arg, const struct ns_wave_part *part);
+/* Every part of waves of 256 and 1024 rows, with what->n_threads and one instruction set: what->isa, else the best; not
+ * the reference. what->kernel is not asked. Errors: NS_BUDGET, NS_USAGE. */
+NS_MUST_CHECK enum ns_code ns_kernels_measure_wave(const struct ns_measure *what, struct ns_budget *budget,
+                                                   ns_wave_part_fn each, void *arg, struct ns_error *err);
 /* The peak at this moment, with k's instruction set and threads, in multiply-adds a nanosecond: some milliseconds. */
 double ns_kernels_peak(const struct ns_kernels *k);
 

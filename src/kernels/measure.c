@@ -98,38 +98,53 @@ static double read_rate(const struct ns_kernels *k, struct ns_bench *bench)
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------------------- */
 
-/* Runs the subject until it took long enough to be timed; returns its rates by pointer. */
-static void one_run(const struct ns_subject *s, struct ns_bench *b, double *fma_ns, double *bytes_ns)
+/* rates of one run, and the time of a row */
+struct sample {
+    double fma_ns, bytes_ns, row_ns;
+};
+
+/* Runs the subject until it took long enough to be timed. */
+static struct sample one_run(const struct ns_subject *s, struct ns_bench *b)
 {
-    struct ns_work done = {0, 0};
+    struct ns_run done = {0, 0};
     uint64_t start = now_ns(&b->k), t = 0;
-    while (t < least_ns) {
-        struct ns_work w = s->run(b);
+    size_t n = 0;
+    for (; t < least_ns; n++) {
+        struct ns_run r = s->run(b);
         b->turn++;
-        done.fma += w.fma;
-        done.bytes += w.bytes;
+        done.fma += r.fma;
+        done.bytes += r.bytes;
         t = now_ns(&b->k) - start;
     }
-    *fma_ns = done.fma / (double)t;
-    *bytes_ns = done.bytes / (double)t;
+    return (struct sample){done.fma / (double)t, done.bytes / (double)t, (double)t / (double)(n * b->rows)};
 }
 
-static struct ns_rate measure_one(const struct ns_subject *s, struct ns_bench *b)
+struct ns_rate ns_bench_measure(const struct ns_subject *s, struct ns_bench *b)
 {
-    double fma[MOST_PAIRS], bytes[MOST_PAIRS], of_peak[MOST_PAIRS], of_read[MOST_PAIRS];
+    double fma[MOST_PAIRS], bytes[MOST_PAIRS], row[MOST_PAIRS], of_peak[MOST_PAIRS], of_read[MOST_PAIRS];
     uint64_t start = ns_clock_mono_ns();
     size_t n = 0;
     b->fresh = true;
-    one_run(s, b, &fma[0], &bytes[0]); /* warms up, and is not counted */
+    one_run(s, b); /* warms up, and is not counted */
     while (n < 5 || (n < MOST_PAIRS && ns_clock_mono_ns() - start < 500000000u)) {
         double peak = fma_rate(&b->k), read = read_rate(&b->k, b);
-        one_run(s, b, &fma[n], &bytes[n]);
-        of_peak[n] = fma[n] / peak;
-        of_read[n] = bytes[n] / read;
+        struct sample run = one_run(s, b);
+        fma[n] = run.fma_ns;
+        bytes[n] = run.bytes_ns;
+        row[n] = run.row_ns;
+        of_peak[n] = run.fma_ns / peak;
+        of_read[n] = run.bytes_ns / read;
         n++;
     }
-    return (struct ns_rate){s->name,        b->k.isa,           b->rows,          b->k.n_threads,
-                            median(fma, n), median(of_peak, n), median(bytes, n), median(of_read, n)};
+    return (struct ns_rate){.kernel = s->name,
+                            .isa = b->k.isa,
+                            .rows = b->rows,
+                            .threads = b->k.n_threads,
+                            .gfma_s = median(fma, n),
+                            .share_of_peak = median(of_peak, n),
+                            .gb_s = median(bytes, n),
+                            .share_of_bandwidth = median(of_read, n),
+                            .row_ns = median(row, n)};
 }
 
 static bool measure_machine(struct ns_bench *b, ns_rate_fn each, void *arg)
@@ -139,8 +154,16 @@ static bool measure_machine(struct ns_bench *b, ns_rate_fn each, void *arg)
         fma[i] = fma_rate(&b->k);
         bytes[i] = read_rate(&b->k, b);
     }
-    struct ns_rate peak = {"fma_peak", b->k.isa, 0, b->k.n_threads, median(fma, MOST_PAIRS), 1, 0, 0};
-    struct ns_rate read = {"memory_read", b->k.isa, 0, b->k.n_threads, 0, 0, median(bytes, MOST_PAIRS), 1};
+    struct ns_rate peak = {.kernel = "fma_peak",
+                           .isa = b->k.isa,
+                           .threads = b->k.n_threads,
+                           .gfma_s = median(fma, MOST_PAIRS),
+                           .share_of_peak = 1};
+    struct ns_rate read = {.kernel = "memory_read",
+                           .isa = b->k.isa,
+                           .threads = b->k.n_threads,
+                           .gb_s = median(bytes, MOST_PAIRS),
+                           .share_of_bandwidth = 1};
     return each(arg, &peak) && each(arg, &read);
 }
 
@@ -158,9 +181,9 @@ static bool measure_all(const struct ns_measure *what, struct ns_bench *b, ns_ra
     for (size_t s = 0; s < ns_subject_count; s++)
         for (size_t i = 0; i < NS_COUNT(rows) && wanted(what, &ns_subjects[s]); i++) {
             b->rows = rows[i];
-            if (b->few && rows[i] > ns_subjects[s].most_few)
+            if (rows[i] > (b->few ? ns_subjects[s].most_few : ns_subjects[s].most))
                 continue;
-            struct ns_rate rate = measure_one(&ns_subjects[s], b);
+            struct ns_rate rate = ns_bench_measure(&ns_subjects[s], b);
             if (!each(arg, &rate))
                 return false;
         }
@@ -201,7 +224,7 @@ static bool take_all(ns_take_fn take, struct ns_bench *b, struct ns_budget *budg
     return b->weights && b->scales && b->x && b->y && b->aux && b->packed && b->scratch;
 }
 
-static void give_all(struct ns_bench *b, struct ns_budget *budget)
+void ns_bench_close(struct ns_bench *b, struct ns_budget *budget)
 {
     ns_budget_give(budget, b->weights);
     ns_budget_give(budget, b->scales);
@@ -242,18 +265,24 @@ static bool is_known(const struct ns_measure *what)
     return false;
 }
 
+enum ns_code ns_bench_open(const struct ns_measure *what, struct ns_bench *b, struct ns_budget *budget,
+                           struct ns_error *err)
+{
+    *b = (struct ns_bench){.scratch_bytes = most_scratch(what)};
+    if (!take_all(what->take, b, budget, err))
+        return NS_BUDGET;
+    fill(b);
+    return NS_OK;
+}
+
 enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget *budget, ns_rate_fn each, void *arg,
                                 struct ns_error *err)
 {
-    struct ns_bench b = {.scratch_bytes = most_scratch(what)};
+    struct ns_bench b;
     if (!is_known(what))
         return ns_error_set(err, NS_USAGE, "no kernel's name contains \"%s\"", what->kernel);
-    if (!take_all(what->take, &b, budget, err)) {
-        give_all(&b, budget);
-        return NS_BUDGET;
-    }
-    fill(&b);
-    bool go_on = true;
+    enum ns_code rc = ns_bench_open(what, &b, budget, err);
+    bool go_on = rc == NS_OK;
     for (size_t i = 0; i < NS_COUNT(isa_names) && go_on; i++) {
         uint32_t bits;
         if (!is_measured(what, isa_names[i], &bits))
@@ -266,6 +295,6 @@ enum ns_code ns_kernels_measure(const struct ns_measure *what, struct ns_budget 
             go_on = measure_all(what, &b, each, arg);
         }
     }
-    give_all(&b, budget);
-    return NS_OK;
+    ns_bench_close(&b, budget);
+    return rc;
 }

@@ -1,26 +1,9 @@
 /* subjects.c - what `bench kernels` runs: every kernel in the shapes of the released model, with weights that change from
- * run to run so that they come from memory as they do in a wave. Shapes are for measuring only and reach nothing else.
+ * run to run so that they come from memory as they do in a wave.
  * A run counts the multiply-adds that the definition demands and the bytes that must move at least once. */
 #include "kernels/measure_impl.h"
 
 #include <string.h>
-
-/* hidden, heads times head width, latent, inner width; heads, head width; experts, chosen; vocabulary piece */
-enum {
-    HIDDEN = 7 << 10,
-    WIDE = 12 << 10,
-    LATENT = 7 << 9,
-    INNER = 3 << 10,
-    HEADS = 96,
-    HEAD = 128,
-    EXPERTS = 7 << 7,
-    CHOSEN = 16,
-    VOCABULARY = 8 << 10,
-    KEY = 576,
-    VALUE = 512,
-    CONTEXT = 1024,
-    BLOCKS = 8
-};
 
 #define EXPERT_CODES  ((size_t)3 * INNER * LATENT / 2)
 #define EXPERT_SCALES ((size_t)3 * INNER * LATENT / 32)
@@ -41,7 +24,7 @@ static struct ns_expert_weights expert_at(const struct ns_bench *b, size_t i)
                                       {NS_W_MXFP4, codes + third, scales + third / 16, LATENT, INNER}};
 }
 
-enum { MOST_ROWS = 1024, JOBS = 4 }; /* experts of a call, as far as their rows are no more than that */
+enum { MOST_ROWS = 1024 };
 
 size_t ns_bench_scratch_bytes(const struct ns_bench *b)
 {
@@ -55,28 +38,35 @@ size_t ns_bench_scratch_bytes(const struct ns_bench *b)
 
 /* ---- products ------------------------------------------------------------------------------------------------------------------ */
 
-static struct ns_work product(struct ns_bench *b, struct ns_weights w)
+static struct ns_run product(struct ns_bench *b, struct ns_weights w)
 {
+    static const double bytes_of[] = {[NS_W_BF16] = 2, [NS_W_F32] = 4, [NS_W_MXFP4] = 17.0 / 32};
     size_t all = w.rows;
     if (b->few)
         w.rows = 256 / b->rows + 1;
     ns_pack_rows(&b->k, w.type, b->packed, b->x, w.cols, NULL, b->rows, w.cols);
     ns_gemm(&b->k, b->y, all, &w, b->packed, b->rows, NS_SET, b->scratch);
     double weights = (double)w.rows * (double)w.cols;
-    return (struct ns_work){weights * (double)b->rows, weights * (w.type == NS_W_BF16 ? 2.0 : 17.0 / 32)};
+    return (struct ns_run){weights * (double)b->rows, weights * bytes_of[w.type]};
 }
 
-static struct ns_work bf16_dense(struct ns_bench *b)
+static struct ns_run bf16_dense(struct ns_bench *b)
 {
     return product(b, (struct ns_weights){NS_W_BF16, b->weights, NULL, WIDE, HIDDEN});
 }
 
-static struct ns_work bf16_out(struct ns_bench *b)
+static struct ns_run bf16_out(struct ns_bench *b)
 {
     return product(b, (struct ns_weights){NS_W_BF16, b->weights, NULL, HIDDEN, WIDE});
 }
 
-static struct ns_work mxfp4_product(struct ns_bench *b)
+static struct ns_run f32_product(struct ns_bench *b)
+{
+    const size_t bytes = sizeof(float) * EXPERTS * HIDDEN, turn = b->turn % (ns_bench_weight_bytes / bytes);
+    return product(b, (struct ns_weights){NS_W_F32, b->weights + turn * bytes, NULL, EXPERTS, HIDDEN});
+}
+
+static struct ns_run mxfp4_product(struct ns_bench *b)
 {
     size_t i = b->turn % N_EXPERTS;
     return product(b, (struct ns_weights){NS_W_MXFP4, b->weights + i * EXPERT_CODES, b->scales + i * EXPERT_SCALES,
@@ -84,7 +74,7 @@ static struct ns_work mxfp4_product(struct ns_bench *b)
 }
 
 /* n_jobs experts in one call; they take the same rows. */
-static struct ns_work run_experts(struct ns_bench *b, size_t n_jobs)
+static struct ns_run run_experts(struct ns_bench *b, size_t n_jobs)
 {
     struct ns_act act = {true, 4.0f, 25.0f};
     struct ns_expert_job job[JOBS];
@@ -95,16 +85,16 @@ static struct ns_work run_experts(struct ns_bench *b, size_t n_jobs)
         job[j] = (struct ns_expert_job){
             .w = expert_at(b, (b->turn * n_jobs + j) % N_EXPERTS), .index = b->index, .weight = b->aux, .n = b->rows};
     ns_experts(&b->k, job, n_jobs, &act, b->x, LATENT, b->y, LATENT, b->scratch);
-    return (struct ns_work){all * (double)b->rows, all * 17 / 32};
+    return (struct ns_run){all * (double)b->rows, all * 17 / 32};
 }
 
-static struct ns_work mxfp4_expert(struct ns_bench *b)
+static struct ns_run mxfp4_expert(struct ns_bench *b)
 {
     return run_experts(b, 1);
 }
 
 /* as a wave has them */
-static struct ns_work mxfp4_experts(struct ns_bench *b)
+static struct ns_run mxfp4_experts(struct ns_bench *b)
 {
     return run_experts(b, MOST_ROWS / b->rows < JOBS ? MOST_ROWS / b->rows : JOBS);
 }
@@ -139,7 +129,7 @@ static void prepare_kda(struct ns_bench *b)
     ns_l2norm_heads(&b->k, b->packed, WIDE, b->x, WIDE, b->rows, HEADS, HEAD, 1.0f);
 }
 
-static struct ns_work kda_recurrence(struct ns_bench *b)
+static struct ns_run kda_recurrence(struct ns_bench *b)
 {
     struct heads_call c = {b, b->rows};
     double n = (double)HEADS * HEAD * HEAD;
@@ -147,7 +137,7 @@ static struct ns_work kda_recurrence(struct ns_bench *b)
         prepare_kda(b);
     b->fresh = false;
     ns_parallel(b->k.n_threads, HEADS, 4, kda_heads, &c);
-    return (struct ns_work){3.0 * n * (double)b->rows, 8.0 * n};
+    return (struct ns_run){3.0 * n * (double)b->rows, 8.0 * n};
 }
 
 static void attend_rows(void *arg, size_t begin, size_t end, unsigned thread)
@@ -164,13 +154,12 @@ static void attend_rows(void *arg, size_t begin, size_t end, unsigned thread)
                   (uint8_t *)b->scratch + thread * bytes);
 }
 
-static struct ns_work mla_attend(struct ns_bench *b)
+static struct ns_run mla_attend(struct ns_bench *b)
 {
     struct heads_call c = {b, 0};
-    size_t rows = b->rows < 64 ? b->rows : 64; /* positions are calls of their own: more of them change nothing */
-    ns_parallel(b->k.n_threads, rows, 1, attend_rows, &c);
-    double pairs = (double)rows * HEADS * CONTEXT;
-    return (struct ns_work){pairs * (KEY + VALUE), 4.0 * CONTEXT * KEY};
+    ns_parallel(b->k.n_threads, b->rows, 1, attend_rows, &c);
+    double pairs = (double)b->rows * HEADS * CONTEXT;
+    return (struct ns_run){pairs * (KEY + VALUE), 4.0 * CONTEXT * KEY};
 }
 
 static void conv_channels(void *arg, size_t begin, size_t end, unsigned thread)
@@ -183,51 +172,80 @@ static void conv_channels(void *arg, size_t begin, size_t end, unsigned thread)
                   end - begin);
 }
 
-static struct ns_work short_conv(struct ns_bench *b)
+static struct ns_run short_conv(struct ns_bench *b)
 {
     struct heads_call c = {b, b->rows};
-    ns_parallel(b->k.n_threads, WIDE, 1024, conv_channels, &c);
-    return (struct ns_work){4.0 * WIDE * (double)b->rows, 8.0 * WIDE * (double)b->rows};
+    ns_parallel(ns_threads_for(&b->k, 2.5 * WIDE * (double)b->rows), WIDE, 1024, conv_channels, &c);
+    return (struct ns_run){4.0 * WIDE * (double)b->rows, 8.0 * WIDE * (double)b->rows};
 }
 
-static struct ns_work kda_decay(struct ns_bench *b)
+static struct ns_run kda_decay(struct ns_bench *b)
 {
     ns_kda_decay(&b->k, b->y, WIDE, b->x, WIDE, b->aux, b->aux, true, -5.0f, b->rows, HEADS, HEAD);
-    return (struct ns_work){0, 8.0 * WIDE * (double)b->rows};
+    return (struct ns_run){0, 8.0 * WIDE * (double)b->rows};
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------------------ */
 
-static struct ns_work rmsnorm(struct ns_bench *b)
+static struct ns_run rmsnorm(struct ns_bench *b)
 {
     ns_rmsnorm(&b->k, b->y, HIDDEN, b->x, HIDDEN, b->aux, b->rows, HIDDEN, 1e-5f);
-    return (struct ns_work){0, 8.0 * HIDDEN * (double)b->rows};
+    return (struct ns_run){0, 8.0 * HIDDEN * (double)b->rows};
 }
 
-static struct ns_work gated_norm(struct ns_bench *b)
+static struct ns_run gated_norm(struct ns_bench *b)
 {
     ns_gated_norm_heads(&b->k, b->y, WIDE, b->x, WIDE, b->aux, WIDE, b->aux, b->rows, HEADS, HEAD, 1e-5f);
-    return (struct ns_work){0, 12.0 * WIDE * (double)b->rows};
+    return (struct ns_run){0, 12.0 * WIDE * (double)b->rows};
 }
 
-static struct ns_work attn_res_mix(struct ns_bench *b)
+static struct ns_run attn_res_mix(struct ns_bench *b)
 {
-    const float *block[BLOCKS]; /* sources of their own as far as the weights' memory goes, then the same ones again */
-    size_t size = b->rows * HIDDEN, room = ns_bench_x_floats / size;
+    const float *block[BLOCKS]; /* sources of their own, whose values do not matter: most from the weights */
+    size_t size = b->rows * HIDDEN, in_weights = ns_bench_weight_bytes / (sizeof(float) * 1024 * HIDDEN);
+    if (b->fresh)
+        memcpy(b->packed, b->x, size * sizeof *b->x);
+    b->fresh = false;
     for (size_t i = 0; i < BLOCKS; i++)
-        block[i] = (i % 2 ? b->x : b->aux) + i / 2 % (room ? room : 1) * size;
+        block[i] = i < in_weights    ? (const float *)(const void *)b->weights + i * size
+                   : i == in_weights ? b->packed
+                                     : b->aux;
     ns_attn_res_mix(&b->k, b->y, HIDDEN, block, HIDDEN, BLOCKS, b->x, HIDDEN, b->aux, b->rows, HIDDEN, 1e-5f);
-    return (struct ns_work){(3.0 * BLOCKS + 3) * (double)size, (4.0 * BLOCKS + 8) * (double)size};
+    return (struct ns_run){(3.0 * BLOCKS + 3) * (double)size, (4.0 * BLOCKS + 8) * (double)size};
 }
 
-static struct ns_work situ(struct ns_bench *b)
+static struct ns_run l2norm(struct ns_bench *b)
+{
+    ns_l2norm_heads(&b->k, b->y, WIDE, b->x, WIDE, b->rows, HEADS, HEAD, 1.0f);
+    return (struct ns_run){0, 8.0 * WIDE * (double)b->rows};
+}
+
+static struct ns_run sigmoid_gate(struct ns_bench *b)
+{
+    ns_sigmoid_gate(&b->k, b->y, WIDE, b->x, WIDE, b->aux, WIDE, b->rows, WIDE);
+    return (struct ns_run){0, 12.0 * WIDE * (double)b->rows};
+}
+
+static struct ns_run add_rows(struct ns_bench *b)
+{
+    ns_add_rows(&b->k, b->y, HIDDEN, b->x, HIDDEN, b->aux, HIDDEN, b->rows, HIDDEN);
+    return (struct ns_run){0, 12.0 * HIDDEN * (double)b->rows};
+}
+
+static struct ns_run finite_rows(struct ns_bench *b)
+{
+    ns_finite_rows(&b->k, b->packed, b->x, HIDDEN, b->rows, HIDDEN);
+    return (struct ns_run){0, 4.0 * HIDDEN * (double)b->rows};
+}
+
+static struct ns_run situ(struct ns_bench *b)
 {
     struct ns_act act = {true, 4.0f, 25.0f};
     ns_activate(&b->k, b->y, INNER, b->x, INNER, b->aux, INNER, b->rows, INNER, &act);
-    return (struct ns_work){0, 12.0 * INNER * (double)b->rows};
+    return (struct ns_run){0, 12.0 * INNER * (double)b->rows};
 }
 
-static struct ns_work router(struct ns_bench *b)
+static struct ns_run router(struct ns_bench *b)
 {
     float *weights = b->scratch;
     uint32_t *ids = (uint32_t *)b->packed;
@@ -235,34 +253,39 @@ static struct ns_work router(struct ns_bench *b)
     struct ns_router r = {EXPERTS, CHOSEN, 1, 1, true, 1.0f, b->aux};
     memcpy(b->y, b->x + b->turn % 512, b->rows * EXPERTS * sizeof *b->y);
     ns_route(&b->k, ids, weights, b->y, EXPERTS, b->rows, &r, ok);
-    return (struct ns_work){0, 4.0 * EXPERTS * (double)b->rows};
+    return (struct ns_run){0, 4.0 * EXPERTS * (double)b->rows};
 }
 
-static struct ns_work log_softmax(struct ns_bench *b)
+static struct ns_run log_softmax(struct ns_bench *b)
 {
     struct ns_head_row *row = b->scratch;
     float *max = b->packed, *sum = b->y;
     for (size_t i = 0; i < b->rows; i++)
         row[i] = (struct ns_head_row){.n_top = 1, .finite = true};
     ns_head_blocks(&b->k, row, max, sum, VOCABULARY / NS_HEAD_BLOCK, b->x, VOCABULARY, b->rows, 0, VOCABULARY);
-    return (struct ns_work){0, 4.0 * VOCABULARY * (double)b->rows};
+    return (struct ns_run){0, 4.0 * VOCABULARY * (double)b->rows};
 }
 
 const struct ns_subject ns_subjects[] = {
-    {"bf16_dense", 16, bf16_dense},
-    {"bf16_out", 16, bf16_out},
-    {"mxfp4_product", 16, mxfp4_product},
-    {"mxfp4_expert", 1, mxfp4_expert},
-    {"mxfp4_experts", 1, mxfp4_experts},
-    {"kda_recurrence", 16, kda_recurrence},
-    {"kda_decay", 16, kda_decay},
-    {"short_conv", 16, short_conv},
-    {"mla_attend", 1, mla_attend},
-    {"attn_res_mix", 16, attn_res_mix},
-    {"rmsnorm", 16, rmsnorm},
-    {"gated_norm", 16, gated_norm},
-    {"situ_activation", 16, situ},
-    {"router_topk", 16, router},
-    {"log_softmax", 16, log_softmax},
+    {"bf16_dense", 1024, 16, bf16_dense},
+    {"bf16_out", 1024, 16, bf16_out},
+    {"f32_product", 1024, 16, f32_product},
+    {"mxfp4_product", 1024, 16, mxfp4_product},
+    {"mxfp4_expert", 1024, 1, mxfp4_expert},
+    {"mxfp4_experts", 1024, 1, mxfp4_experts},
+    {"kda_recurrence", 1024, 16, kda_recurrence},
+    {"kda_decay", 1024, 16, kda_decay},
+    {"short_conv", 1024, 16, short_conv},
+    {"l2norm_heads", 1024, 16, l2norm},
+    {"mla_attend", 64, 1, mla_attend}, /* positions are calls of their own */
+    {"attn_res_mix", 1024, 16, attn_res_mix},
+    {"rmsnorm", 1024, 16, rmsnorm},
+    {"gated_norm", 1024, 16, gated_norm},
+    {"sigmoid_gate", 1024, 16, sigmoid_gate},
+    {"add_rows", 1024, 16, add_rows},
+    {"finite_rows", 1024, 16, finite_rows},
+    {"situ_activation", 1024, 16, situ},
+    {"router_topk", 1024, 16, router},
+    {"log_softmax", 1024, 16, log_softmax},
 };
 const size_t ns_subject_count = NS_COUNT(ns_subjects);

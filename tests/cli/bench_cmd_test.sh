@@ -25,6 +25,9 @@ check "each with one thread and with 16" [ "$(awk '$1 == "rmsnorm" { print $4 }'
 exits 64 "no such kernel" bench kernels nosuch
 check "nothing was measured for it" [ ! -s out ]
 exits 64 "rows are not chosen" bench kernels rmsnorm --rows 5
+exits 64 "nor are they for parts" bench parts --rows 5
+exits 64 "all parts or none" bench parts rmsnorm
+exits 64 "a wave by the reference" bench parts --isa ref
 
 exits 64 "no model" bench wave
 exits 64 "less than an item" bench wave --model "$demo" --rows 100
