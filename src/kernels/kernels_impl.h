@@ -12,6 +12,14 @@
 #define NS_LANES 16
 #define NS_ALIGN 64 /* bytes; a cache line and a vector */
 
+/* Before a loop over vectors whose count is a constant. It must be gone before registers are given out; with a mere number
+ * Clang unrolls too late for that, and every accumulator goes through memory. */
+#ifdef __clang__
+#define V_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define V_UNROLL _Pragma("GCC unroll 8")
+#endif
+
 /* ---- products ---------------------------------------------------------------------------------------------------------- */
 
 /* Sizes are functions of the shape alone, so that packing and product agree without a header. */

@@ -7,7 +7,6 @@
 #include <immintrin.h>
 
 #define NS_INLINE static inline __attribute__((always_inline))
-#define V_UNROLL  _Pragma("GCC unroll 8") /* both compilers know it; before a loop whose count is a constant */
 
 typedef __m512 v16;       /* 16 floats */
 typedef __m512i u16;      /* their bits */

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #define NS_INLINE static inline __attribute__((always_inline))
-#define V_UNROLL  _Pragma("GCC unroll 8") /* both compilers know it; before a loop whose count is a constant */
 
 typedef struct {
     float32x4_t a, b, c, d;
