@@ -158,6 +158,7 @@ struct ns_disk_test {
     size_t block_bytes; /* of a block */
     unsigned depth;     /* reads in flight, 1 .. 64 */
     uint64_t limit_ms;  /* no read begins later; each place in flight is used at least once */
+    uint64_t first;     /* of the order of its kind, so many reads are passed over: an earlier test had them */
     bool no_direct;
 };
 

@@ -44,11 +44,41 @@ static void it_fails_by_name(void **state)
     fixture_close(&f);
 }
 
+/* A test that begins where another ended reads something else: the place in an error tells. */
+static void it_goes_on(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_open_model(&f, "k3-odd");
+    for (int experts = 0; experts < 2; experts++) {
+        char place[3][256];
+        for (uint64_t first = 0; first < NS_COUNT(place); first++) {
+            struct ns_disk_test t = {.experts = experts != 0,
+                                     .block_bytes = 65536,
+                                     .depth = 1,
+                                     .limit_ms = 5,
+                                     .no_direct = true,
+                                     .first = first};
+            struct ns_disk_rate r;
+            struct ns_error err = {0};
+            ns_fault_arm(NS_FAULT_READ, 1);
+            assert_int_equal(ns_disk_measure(&f.config, f.shards, &t, &f.budget, &r, &err), NS_IO);
+            ns_fault_disarm();
+            snprintf(place[first], sizeof place[first], "%.255s", err.message);
+        }
+        assert_string_not_equal(place[0], place[1]);
+        assert_string_not_equal(place[1], place[2]);
+        assert_string_not_equal(place[0], place[2]);
+    }
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_counts_what_it_reads),
         cmocka_unit_test(it_fails_by_name),
+        cmocka_unit_test(it_goes_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
