@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# measure_suspend.sh PROGRAM MODEL [MEMORY] [ROUNDS] - what a polite stop inside a wave costs, and what it saves.
+# measure_suspend.sh PROGRAM MODEL [MEMORY] [ROUNDS] [ROWS] - what a polite stop inside a wave of ROWS rows (1024) costs, and
+# what it saves.
 # One undisturbed wave tells the time and the bytes of all layers. Then, ROUNDS times: a wave is stopped by SIGTERM at a
 # random moment; printed are the seconds from signal to exit, in units of one layer's time, and, after resuming, the bytes
 # read beside the share of the layers that were left. Fails when an exit took more than 1.5 layers.
 set -euo pipefail
-program=$1 model=$2 memory=${3:-1G} rounds=${4:-3}
+program=$1 model=$2 memory=${3:-1G} rounds=${4:-3} rows=${5:-1024}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 layers=$(python3 -c 'import json, sys; c = json.load(open(sys.argv[1])); print(c.get("text_config", c)["num_hidden_layers"])' \
     "$model/config.json")
-python3 - >"$dir/jobs.jsonl" <<'PY'
-for r in range(16):
+python3 - "$((rows / 16))" >"$dir/jobs.jsonl" <<'PY'
+import sys
+for r in range(int(sys.argv[1])):
     ids = ",".join(str(20 + (r * 131 + i * 17) % 1500) for i in range(16))
     print('{"custom_id":"r%d","prompt":[%s],"max_tokens":1}' % (r, ids))
 PY
