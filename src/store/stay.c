@@ -7,9 +7,10 @@
  *        layers before those of the head. They are spread evenly over the list rather than taken from its front: else the
  *        disk would idle through the first layers and be the limit in the others. When the room changes, tiles only come
  *        or only go. Which experts stay is residency.c's.
- *        All this memory is made present in the background, with that of ring and slots: first used inside a read, it
+ *        The tiles' memory is made present in the background, with that of ring and slots: first used inside a read, it
  *        would have to be cleared there while the disk waits. A tile whose memory is not there yet is read as if it did
- *        not stay, and stays from the next wave on. A little memory is not worth that. Tiles lie side by side, so that
+ *        not stay, and stays from the next wave on. A little memory is not worth that; and the experts' places are too
+ *        much: made present beside a wave they took more of the cores than they saved. Tiles lie side by side, so that
  *        they lie in large pages; when some go, others move.
  * INVARIANTS
  *   1. What stays fits in the room, and of one kind less than a tile's room is left over.   (stay_test: room_is_used)
@@ -259,11 +260,10 @@ static void take_blocks(struct ns_store *s, const struct ns_tile *list, size_t n
 static void start_prefill(struct ns_store *s, const struct ns_tile *list, size_t n)
 {
     size_t n_parts = 0, sum = 0;
-    size_t slots = s->experts.n_slots * s->layout.slot_bytes;
-    struct ns_bulk *part = ns_budget_take(s->budget, (3 + n) * sizeof *part, NULL);
+    struct ns_bulk *part = ns_budget_take(s->budget, (2 + n) * sizeof *part, NULL);
     if (part && !s->prefilled) {
         part[n_parts++] = (struct ns_bulk){s->tiles.ring, s->tiles.n_slots * s->tiles.slot_bytes};
-        part[n_parts++] = (struct ns_bulk){s->experts.span.base, slots};
+        part[n_parts++] = (struct ns_bulk){s->experts.span.base, s->experts.n_slots * s->layout.slot_bytes};
     }
     for (size_t i = 0; i < n; i++) {
         struct ns_kept_tile *k = ns_tiles_find_kept(&s->tiles, &list[i]);
@@ -277,8 +277,6 @@ static void start_prefill(struct ns_store *s, const struct ns_tile *list, size_t
             k->part = (uint32_t)n_parts;
         part[n_parts++] = (struct ns_bulk){k->block, room_of(&list[i])};
     }
-    if (part && !s->prefilled)
-        part[n_parts++] = (struct ns_bulk){s->experts.span.base + slots, s->experts.span.bytes - slots};
     if (n_parts > 0)
         s->prefill = ns_prefill_start(s->budget, part, n_parts);
     if (s->prefill && s->prefilled)
