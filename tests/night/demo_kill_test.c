@@ -152,13 +152,13 @@ static int count_state(const char *state)
     return n;
 }
 
-/* Runs and hits the process after a random time; true when the queue was done before that. */
-static bool hit_once(uint64_t *rnd, int signal_no, uint64_t whole_us)
+/* Runs and hits the process after after_us; true when the queue was done before that. */
+static bool hit_once(uint64_t *rnd, int signal_no, uint64_t after_us)
 {
     char rows[16];
     snprintf(rows, sizeof rows, "%u", (unsigned)(16 + test_random(rnd) % 300));
     pid_t pid = start_run(rows);
-    usleep((useconds_t)(test_random(rnd) % whole_us));
+    usleep((useconds_t)after_us);
     kill(pid, signal_no);
     int status = wait_for(pid);
     if (signal_no == SIGKILL && WIFSIGNALED(status))
@@ -182,9 +182,12 @@ static void hit_until_done(const int *signal_no, size_t n_signals, uint64_t want
     int64_t sum[2] = {0};
     while (hits < wanted) {
         new_queue();
-        for (bool done = false; !done;) {
-            done = hit_once(rnd, signal_no[hits % n_signals], whole_us);
+        for (bool done = false, fresh = true; !done; fresh = false) {
+            uint64_t after_us = test_random(rnd) % whole_us;
+            done = hit_once(rnd, signal_no[hits % n_signals], after_us);
             hits += done ? 0 : 1;
+            if (done && fresh) /* a whole run takes less: hits would come too late for the others too */
+                whole_us = after_us + 1;
             check_queue();
         }
         digest(got);
