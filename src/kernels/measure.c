@@ -122,11 +122,11 @@ static struct sample one_run(const struct ns_subject *s, struct ns_bench *b)
 struct ns_rate ns_bench_measure(const struct ns_subject *s, struct ns_bench *b)
 {
     double fma[MOST_PAIRS], bytes[MOST_PAIRS], row[MOST_PAIRS], of_peak[MOST_PAIRS], of_read[MOST_PAIRS];
-    uint64_t start = ns_clock_mono_ns();
+    uint64_t start = ns_clock_mono_ns(), spent = 0;
     size_t n = 0;
     b->fresh = true;
     one_run(s, b); /* warms up, and is not counted */
-    while (n < 5 || (n < MOST_PAIRS && ns_clock_mono_ns() - start < 500000000u)) {
+    while (n < 3 || (n < 5 && spent < 3000000000u) || (n < MOST_PAIRS && spent < 500000000u)) {
         double peak = fma_rate(&b->k), read = read_rate(&b->k, b);
         struct sample run = one_run(s, b);
         fma[n] = run.fma_ns;
@@ -135,6 +135,7 @@ struct ns_rate ns_bench_measure(const struct ns_subject *s, struct ns_bench *b)
         of_peak[n] = run.fma_ns / peak;
         of_read[n] = run.bytes_ns / read;
         n++;
+        spent = ns_clock_mono_ns() - start;
     }
     return (struct ns_rate){.kernel = s->name,
                             .isa = b->k.isa,
