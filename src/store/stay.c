@@ -226,7 +226,8 @@ static enum ns_code keep_tiles(struct ns_store *s, const struct ns_tile *list, s
     for (size_t i = 0; i < t->kept_capacity; i++)
         if (!t->kept[i].stays)
             forget(&t->kept[i]);
-    return rc == NS_OK ? close_gaps(s, err) : rc;
+    enum ns_code closed = close_gaps(s, rc == NS_OK ? err : NULL);
+    return rc == NS_OK ? closed : rc;
 }
 
 bool ns_tiles_may_load(const struct ns_store *s, const struct ns_kept_tile *k)

@@ -237,6 +237,23 @@ static void no_memory_while_the_room_changes(void **state)
         run_wave(&f);
     }
     assert_int_equal(wave_stats(&f).trunk_bytes, 0);
+    /* nor does the table find memory for tiles that it has not met: the old ones' bytes are free all the same */
+    size_t n = 0;
+    struct ns_tile *single = ns_budget_take(&f.budget, 4 * f.n_tiles * sizeof *single, NULL);
+    assert_non_null(single);
+    for (size_t i = 0; i < f.n_tiles; i++)
+        for (uint32_t r = 0; r < f.tile[i].n && r < 4; r++, n++) {
+            single[n] = f.tile[i];
+            single[n].first += r;
+            single[n].n = 1;
+        }
+    ns_fault_arm(NS_FAULT_ALLOC, 1);
+    assert_int_equal(ns_store_keep(f.store, single, n, all / 3, &other, NULL), NS_BUDGET);
+    ns_fault_disarm();
+    assert_int_equal(ns_budget_left(&other), all - all / 3);
+    run_wave(&f);
+    ns_budget_give(&f.budget, single);
+    assert_int_equal(ns_store_keep(f.store, f.tile, f.n_tiles, 0, &other, NULL), NS_OK);
     ns_budget_fini(&other);
     fixture_close(&f);
 }
