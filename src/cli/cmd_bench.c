@@ -8,7 +8,8 @@
 #include <string.h>
 
 #define BLOCK_BYTES ((size_t)4 << 20)
-#define LIMIT_MS    250
+#define WARM_MS     200
+#define LIMIT_MS    300
 #define ROUNDS      3
 #define MEMORY      ((size_t)4 << 30)
 
@@ -84,10 +85,11 @@ static enum ns_code measure_all(struct disk_bench *b, struct ns_error *err)
                 struct ns_disk_test test = {.experts = kind == 1,
                                             .block_bytes = BLOCK_BYTES,
                                             .depth = depths[i],
+                                            .warm_ms = WARM_MS,
                                             .limit_ms = LIMIT_MS,
                                             .first = done[kind]};
                 rc = ns_disk_measure(&b->config, b->shards, &test, &b->budget, r, err);
-                done[kind] += rc == NS_OK ? r->reads : 0;
+                done[kind] += rc == NS_OK ? r->reads + r->reads_before : 0;
             }
     for (int kind = 0; kind < kinds && rc == NS_OK; kind++)
         for (size_t i = 0; i < NS_COUNT(depths); i++)

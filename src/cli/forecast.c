@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { DISK_MS = 2000, DISK_DEPTH = 8, BLOCK_BYTES = 4 << 20, BURSTS = 5 };
+enum { DISK_WARM_MS = 500, DISK_MS = 1500, DISK_DEPTH = 8, BLOCK_BYTES = 4 << 20, BURSTS = 5 };
 
 const double ns_usual_share = 0.65;
 
@@ -53,8 +53,11 @@ static enum ns_code measure_disk(const char *dir, bool must, struct ns_rates *ou
     rc = ns_shards_open(dir, &budget, &shards, err);
     if (rc == NS_OK)
         ns_config_settle(&config, shards);
-    struct ns_disk_test test = {
-        .experts = config.n_experts > 0, .block_bytes = BLOCK_BYTES, .depth = DISK_DEPTH, .limit_ms = DISK_MS};
+    struct ns_disk_test test = {.experts = config.n_experts > 0,
+                                .block_bytes = BLOCK_BYTES,
+                                .depth = DISK_DEPTH,
+                                .warm_ms = DISK_WARM_MS,
+                                .limit_ms = DISK_MS};
     out->is_small = rc == NS_OK && shards_bytes(shards) < measured_least;
     if (rc == NS_OK && (must || !out->is_small))
         rc = ns_disk_measure(&config, shards, &test, &budget, &rate, err);

@@ -157,6 +157,7 @@ struct ns_disk_test {
     bool experts;       /* scattered experts of the model; else blocks in file order */
     size_t block_bytes; /* of a block */
     unsigned depth;     /* reads in flight, 1 .. 64 */
+    uint64_t warm_ms;   /* reads before the clock runs */
     uint64_t limit_ms;  /* no read begins later; each place in flight is used at least once */
     uint64_t first;     /* of the order of its kind, so many reads are passed over: an earlier test had them */
     bool no_direct;
@@ -164,7 +165,8 @@ struct ns_disk_test {
 
 struct ns_disk_rate {
     uint64_t bytes, ns, reads;
-    bool direct; /* false: through the page cache, which may hold some of it already */
+    uint64_t reads_before; /* of warm_ms, not counted elsewhere */
+    bool direct;           /* false: through the page cache, which may hold some of it already */
 };
 /* Reads the model's shards; writes nothing. Errors: NS_USAGE, NS_BUDGET, NS_IO. */
 NS_MUST_CHECK enum ns_code ns_disk_measure(const struct ns_config *config, const struct ns_shards *shards,

@@ -24,6 +24,24 @@ static void it_counts_what_it_reads(void **state)
     fixture_close(&f);
 }
 
+/* What was read before the clock ran is no part of the rate. */
+static void it_warms_up_first(void **state)
+{
+    (void)state;
+    struct fixture f;
+    fixture_open_model(&f, "k3-odd");
+    for (unsigned depth = 1; depth <= 8; depth *= 2) {
+        struct ns_disk_rate r;
+        struct ns_disk_test t = {.block_bytes = 100000, .depth = depth, .warm_ms = 20};
+        uint64_t begin = ns_clock_mono_ns();
+        assert_int_equal(ns_disk_measure(&f.config, f.shards, &t, &f.budget, &r, NULL), NS_OK);
+        assert_true(r.ns + t.warm_ms * 1000000u <= ns_clock_mono_ns() - begin);
+        assert_true(r.reads_before > 0 && r.reads == depth); /* without a limit each place counts once */
+        assert_true(r.bytes > 0 && r.bytes <= r.reads * (100000 + 8192));
+    }
+    fixture_close(&f);
+}
+
 static void it_fails_by_name(void **state)
 {
     (void)state;
@@ -77,6 +95,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_counts_what_it_reads),
+        cmocka_unit_test(it_warms_up_first),
         cmocka_unit_test(it_fails_by_name),
         cmocka_unit_test(it_goes_on),
     };
