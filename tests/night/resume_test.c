@@ -188,8 +188,9 @@ static void stop_and_go_on(uint32_t wave_rows)
     log_path(&f, log);
     FILE *in = fopen(log, "r");
     assert_non_null(in);
-    if (fgets(said, sizeof said, in))
-        fail_msg("it warned: %s", said);
+    while (fgets(said, sizeof said, in))
+        if (!strstr(said, " runs this model too; ")) /* another test may */
+            fail_msg("it warned: %s", said);
     fclose(in);
     assert_int_equal(night_fixture_number(&f, "SELECT COUNT(*) FROM events WHERE kind = 'suspend dropped'"), 0);
     assert_int_equal(night_fixture_number(&f, "SELECT n_tokens_in FROM waves ORDER BY id LIMIT 1"), rows);
