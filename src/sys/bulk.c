@@ -5,12 +5,14 @@
  *        background, in a given order, and say which are.
  * WHY    The first use of a page costs a fault and its clearing, and in a virtual machine the host's fault as well. Where
  *        that happens inside a read the disk waits for it, and a read into many small pages costs more for each of them.
- *        While nobody waits for them any more the threads are last in line: the cores belong to the wave.
+ *        While nobody waits for them any more the threads are last in line: the cores belong to the wave. A signal to
+ *        stop ends them: what is still to do should be done soon.
  * INVARIANTS
  *   1. A block takes no more memory than its bytes and what a small page rounds.   (bulk_test: no_page_beyond_the_end)
  *   2. A prefill changes nothing in a block, which may be in use meanwhile.        (bulk_test: prefill_changes_nothing)
  *   3. A block of which it is said is present, as far as the system allows.        (bulk_test: prefill_makes_present)
- *   4. A span's memory beyond its end is the system's again.                       (bulk_test: span_gives_back)
+ *   4. After a signal to stop nobody waits for it, and it takes no time from others.  (bulk_test: prefill_ends_by_signal)
+ *   5. A span's memory beyond its end is the system's again.                       (bulk_test: span_gives_back)
  * THREADS  The prefill's own; each takes the next block that none has taken. */
 #define _GNU_SOURCE
 #include "sys/sys_impl.h"
@@ -130,6 +132,7 @@ struct ns_prefill {
     size_t n;
     /* guarded by mu */
     size_t n_present;
+    unsigned n_ended; /* threads: all is present, or it shall stop */
     /* relaxed: they order nothing, starting and joining do */
     atomic_size_t next;
     atomic_bool stop, polite;
@@ -145,15 +148,14 @@ static void be_polite(void)
 #endif
 }
 
-static void run(void *arg)
+static void make_present(struct ns_prefill *p)
 {
-    struct ns_prefill *p = arg;
     size_t i;
     bool polite = false;
     while ((i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < p->n) {
         struct part *part = &p->part[i];
         for (size_t at = 0; at < part->bulk.bytes; at += STEP_BYTES) {
-            if (atomic_load_explicit(&p->stop, memory_order_relaxed))
+            if (atomic_load_explicit(&p->stop, memory_order_relaxed) || ns_signal_count() > 0)
                 return;
             if (!polite && atomic_load_explicit(&p->polite, memory_order_relaxed)) {
                 be_polite();
@@ -164,10 +166,19 @@ static void run(void *arg)
         }
         atomic_store_explicit(&part->present, true, memory_order_relaxed);
         ns_mutex_lock(p->mu);
-        if (++p->n_present == p->n)
-            ns_cond_signal(p->finished);
+        p->n_present++;
         ns_mutex_unlock(p->mu);
     }
+}
+
+static void run(void *arg)
+{
+    struct ns_prefill *p = arg;
+    make_present(p);
+    ns_mutex_lock(p->mu);
+    p->n_ended++;
+    ns_cond_signal(p->finished);
+    ns_mutex_unlock(p->mu);
 }
 
 struct ns_prefill *ns_prefill_start(struct ns_budget *budget, const struct ns_bulk *part, size_t n)
@@ -200,7 +211,7 @@ bool ns_prefill_wait(struct ns_prefill *p, uint64_t timeout_ms)
 {
     uint64_t until = ns_clock_mono_ns() + timeout_ms * 1000000u, now;
     ns_mutex_lock(p->mu);
-    while (p->n_present < p->n && (now = ns_clock_mono_ns()) < until)
+    while (p->n_ended < p->n_threads && (now = ns_clock_mono_ns()) < until)
         (void)ns_cond_wait_ms(p->finished, p->mu, (until - now) / 1000000u + 1);
     bool all = p->n_present == p->n;
     ns_mutex_unlock(p->mu);

@@ -189,7 +189,8 @@ struct ns_bulk {
  * may be used meanwhile, and live until the end. NULL when there is no memory for it: nothing is lost but time. */
 struct ns_prefill;
 struct ns_prefill *ns_prefill_start(struct ns_budget *budget, const struct ns_bulk *part, size_t n);
-/* Waits until all are, or the time is over: then false, and what is left is done with the lowest priority. */
+/* Waits until all are, or the time is over: then false, and what is left is done with the lowest priority. After a signal
+ * to stop (ns_signal_count) nothing more is made present, and nobody waits. */
 bool ns_prefill_wait(struct ns_prefill *prefill, uint64_t timeout_ms);
 bool ns_prefill_has(const struct ns_prefill *prefill, size_t i); /* is part i present? */
 void ns_prefill_end(struct ns_prefill *prefill);                 /* stops soon, and waits; NULL is fine */

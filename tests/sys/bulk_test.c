@@ -4,6 +4,7 @@
 #include "sys/sys.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #define PAGE  ((size_t)4096)
@@ -13,6 +14,7 @@ static int teardown(void **state)
 {
     (void)state;
     ns_fault_disarm();
+    ns_signal_reset();
     return 0;
 }
 
@@ -182,6 +184,26 @@ static void prefill_may_end_early_or_never_begin(void **state)
     ns_budget_fini(&b);
 }
 
+static void prefill_ends_by_signal(void **state)
+{
+    (void)state;
+    struct ns_budget b;
+    size_t bytes = (size_t)256 << 20;
+    ns_budget_init(&b, "test", (size_t)300 << 20);
+    struct ns_bulk part = {ns_bulk_take(&b, bytes, NULL), bytes};
+    assert_non_null(part.block);
+    ns_signal_install();
+    raise(SIGTERM);
+    struct ns_prefill *p = ns_prefill_start(&b, &part, 1);
+    assert_non_null(p);
+    assert_false(ns_prefill_wait(p, 3600000)); /* an hour: longer than any test may take */
+    assert_false(ns_prefill_has(p, 0));
+    assert_true(pages_present(part.block, bytes) < bytes / PAGE);
+    ns_prefill_end(p);
+    ns_budget_give(&b, part.block);
+    ns_budget_fini(&b);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -189,6 +211,7 @@ int main(void)
         cmocka_unit_test_teardown(span_gives_back, teardown),
         cmocka_unit_test_teardown(prefill_changes_nothing, teardown),
         cmocka_unit_test_teardown(prefill_makes_present, teardown),
+        cmocka_unit_test_teardown(prefill_ends_by_signal, teardown),
         cmocka_unit_test_teardown(prefill_may_end_early_or_never_begin, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
