@@ -241,6 +241,10 @@ struct ns_suspend {
     char checksum[NS_SHA256_HEX]; /* hex of 16 bytes */
     uint32_t next_layer;
 };
+
+/* Between two steps: no step follows, only suspending and closing. What is read ahead for the layers that are left is given
+ * up, so that the disk and the cores are free for the file. */
+void ns_wave_leave(struct ns_wave *wave);
 /* Writes a wave that is between two steps (at least one was done, not all) to path and syncs it: description, rows,
  * residual sources, and the sequences it starts from or makes. notes are the caller's, given back when it is resumed.
  * The wave stays as it is. Errors: NS_FULL, NS_IO, NS_STOPPED (a second signal); nothing is left at path. */

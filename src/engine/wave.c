@@ -241,8 +241,8 @@ enum ns_code ns_wave_step(struct ns_wave *w, bool *done, struct ns_error *err)
 {
     uint32_t layers = ns_model_layers(w->engine->model);
     assert(w->next <= layers + 1);
-    if (w->broken)
-        return ns_error_set(err, NS_INTERNAL, "the wave has failed before");
+    if (w->broken || w->left)
+        return ns_error_set(err, NS_INTERNAL, "the wave has %s before", w->left ? "been left" : "failed");
     uint64_t start = ns_clock_mono_ns();
     enum ns_code rc = NS_OK;
     if (!w->began)
@@ -264,6 +264,14 @@ enum ns_code ns_wave_step(struct ns_wave *w, bool *done, struct ns_error *err)
     w->next++;
     *done = w->next == layers + 2;
     return NS_OK;
+}
+
+void ns_wave_leave(struct ns_wave *w)
+{
+    if (w->began)
+        ns_store_wave_end(w->engine->store);
+    w->began = false;
+    w->left = true;
 }
 
 uint32_t ns_wave_next_layer(const struct ns_wave *w)

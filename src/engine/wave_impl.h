@@ -23,7 +23,7 @@ struct ns_wave {
     bool *failed, *sound; /* [n_segments]: failed, and its opposite */
     struct ns_error fault_text;
     uint32_t next; /* 0: embedding, 1 + layer, 1 + layers: head, 2 + layers: done */
-    bool began, broken;
+    bool began, broken, left;
     struct ns_store_stats before;
     uint64_t wall_ns, product_before_ns;
     struct ns_spill_stats spill_before;

@@ -99,6 +99,7 @@ void ns_night_halt(struct ns_night *night, struct ns_wave *wave, const struct ns
     struct ns_error err = {0};
     if (!night->model->engine || night->steps == 0 || ns_signal_count() > 1)
         return;
+    ns_wave_leave(wave);
     if (write_notes(night, plan, &notes, &n, &err) == NS_OK)
         keep_or_lose(night, wave, notes, n);
     else

@@ -135,8 +135,10 @@ static void suspend_at(const char *checkpoint, uint32_t layer, const char *path,
     assert_int_equal(ns_wave_open(rig.engine, &desc, NULL, &wave, NULL), NS_OK);
     for (uint32_t i = 0; i <= layer; i++)
         assert_int_equal(ns_wave_step(wave, &done, NULL), NS_OK);
+    ns_wave_leave(wave);
     assert_int_equal(ns_wave_suspend(wave, path, "notes", 5, out, NULL), NS_OK);
     assert_int_equal(out->next_layer, layer);
+    assert_int_equal(ns_wave_step(wave, &done, NULL), NS_INTERNAL);
     ns_wave_close(wave);
     for (size_t i = 0; i < SEQS; i++)
         ns_seq_close(m.seq[i]);
