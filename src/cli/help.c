@@ -368,7 +368,7 @@ static void add_zsh(struct ns_text *out)
         ns_text_puts(out, "'\n");
     }
     ns_text_puts(out, "    )\n    if (( CURRENT == 2 )); then\n        _describe verb verbs\n        return\n    fi\n"
-                      "    case $words[2] in\n");
+                      "    local verb=$words[2]\n    shift words\n    (( CURRENT-- ))\n    case $verb in\n");
     for (const struct ns_verb *v = ns_verbs; v->name; v++) {
         ns_text_format(out, "    %s)\n        _arguments", v->name);
         for (const struct ns_option *o = ns_options; o->name; o++) {
@@ -396,7 +396,9 @@ static void add_zsh(struct ns_text *out)
         if (operand != OPERAND_NONE)
             ns_text_puts(out, "'\n        ;;\n");
     }
-    ns_text_puts(out, "    esac\n}\n_nightshift \"$@\"\n");
+    /* a file of fpath is the function's body; one that is sourced only says whom it completes */
+    ns_text_puts(out, "    esac\n}\nif [[ $funcstack[1] == _nightshift ]]; then\n    _nightshift \"$@\"\n"
+                      "else\n    compdef _nightshift nightshift\nfi\n");
 }
 
 static void add_fish(struct ns_text *out)
