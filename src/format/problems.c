@@ -95,8 +95,5 @@ void ns_ranges_fini(struct ns_ranges *r)
 
 enum ns_code ns_path_join(const char *dir, const char *name, char out[4096], struct ns_error *err)
 {
-    int n = snprintf(out, 4096, "%s/%s", dir, name);
-    if (n < 0 || n >= 4096)
-        return ns_error_set(err, NS_INPUT, "the path of %s is longer than 4095 bytes", name);
-    return NS_OK;
+    return ns_path_format(out, 4096, NS_INPUT, err, "%s/%s", dir, name);
 }

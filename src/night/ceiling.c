@@ -46,8 +46,7 @@ static void count_other(void *arg, int64_t pid, uint64_t promised_bytes)
 
 static enum ns_code mark_path(const char *model_dir, char out[4096], struct ns_error *err)
 {
-    int n = snprintf(out, 4096, "%s/config.json", model_dir);
-    return n > 0 && n < 4096 ? NS_OK : ns_error_set(err, NS_INPUT, "the path of the model is too long");
+    return ns_path_format(out, 4096, NS_INPUT, err, "%s/config.json", model_dir);
 }
 
 /* Looks around. A model that cannot be read is found out by whoever reads it, with a better message. */

@@ -52,6 +52,11 @@ static enum ns_code write_notes(struct ns_night *night, const struct ns_sched_pl
     return NS_OK;
 }
 
+static enum ns_code side_path(const char *folder, const char *rel_path, char path[4096], struct ns_error *err)
+{
+    return ns_path_format(path, 4096, NS_CONFIG, err, "%s/%s", folder, rel_path);
+}
+
 /* Suspend, sync, rename, sync the folder, then the row. */
 static enum ns_code put_aside(struct ns_night *night, struct ns_wave *wave, const void *notes, size_t n_notes,
                               struct ns_error *err)
@@ -60,12 +65,12 @@ static enum ns_code put_aside(struct ns_night *night, struct ns_wave *wave, cons
     struct ns_suspend_row row = {.made_at_ms = ns_clock_wall_ms()};
     snprintf(row.rel_path, sizeof row.rel_path, "wave-%" PRId64 ".suspend", ns_runner_id(night->runner));
     char part[4096], path[4096];
-    int a = snprintf(part, sizeof part, "%s/%s.part", folder, row.rel_path);
-    int b = snprintf(path, sizeof path, "%s/%s", folder, row.rel_path);
-    if (a < 0 || b < 0 || (size_t)a >= sizeof part || (size_t)b >= sizeof path)
-        return ns_error_set(err, NS_CONFIG, "the path of the queue is too long");
     struct ns_suspend made;
-    enum ns_code rc = ns_wave_suspend(wave, part, notes, n_notes, &made, err);
+    enum ns_code rc = side_path(folder, row.rel_path, path, err);
+    if (rc == NS_OK)
+        rc = ns_path_format(part, sizeof part, NS_CONFIG, err, "%s.part", path);
+    if (rc == NS_OK)
+        rc = ns_wave_suspend(wave, part, notes, n_notes, &made, err);
     ns_crash_point("suspend.synced");
     if (rc == NS_OK)
         rc = ns_file_rename(part, path, err);
@@ -227,12 +232,6 @@ static enum ns_code finish_suspended(struct ns_night *night, struct ns_suspended
     return ns_night_commit(night, &record, err);
 }
 
-static enum ns_code side_path(const char *folder, const char *rel_path, char path[4096], struct ns_error *err)
-{
-    int n = snprintf(path, 4096, "%s/%s", folder, rel_path);
-    return n > 0 && n < 4096 ? NS_OK : ns_error_set(err, NS_CONFIG, "the path of the queue is too long");
-}
-
 bool ns_night_aside(const char *db_path, struct ns_budget *budget, struct ns_suspend_size *out)
 {
     struct ns_queue *queue = NULL;
@@ -245,8 +244,8 @@ bool ns_night_aside(const char *db_path, struct ns_budget *budget, struct ns_sus
     ns_queue_close(queue);
     if (rc != NS_OK || !found)
         return false;
-    int n = snprintf(folder, sizeof folder, "%s.state", db_path);
-    if (n < 0 || (size_t)n >= sizeof folder || side_path(folder, row.rel_path, path, NULL) != NS_OK)
+    if (ns_path_format(folder, sizeof folder, NS_CONFIG, NULL, "%s.state", db_path) != NS_OK ||
+        side_path(folder, row.rel_path, path, NULL) != NS_OK)
         return false;
     return ns_suspend_measure(path, row.fingerprint, budget, out, NULL) == NS_OK;
 }

@@ -38,10 +38,7 @@ static bool is_worth_it(const struct ns_night *night, const struct ns_ride *ride
 
 static enum ns_code full_path(const struct ns_night *night, const char *rel_path, char path[4096], struct ns_error *err)
 {
-    int n = snprintf(path, 4096, "%s/%s", ns_runner_state_dir(night->runner), rel_path);
-    if (n < 0 || n >= 4096)
-        return ns_error_set(err, NS_CONFIG, "the path of the queue is too long");
-    return NS_OK;
+    return ns_path_format(path, 4096, NS_CONFIG, err, "%s/%s", ns_runner_state_dir(night->runner), rel_path);
 }
 
 /* One file, synced and renamed; its row is added to night->snap. */

@@ -66,12 +66,11 @@ static enum ns_code sync_copy(const char *path, struct ns_error *err)
 enum ns_code ns_queue_backup(struct ns_queue *queue, const char *path, struct ns_error *err)
 {
     char temp[NS_PATH_SIZE];
-    int n = snprintf(temp, sizeof temp, "%s.part-%" PRId64, path, ns_host_pid());
-    if (n < 0 || (size_t)n >= sizeof temp)
-        return ns_error_set(err, NS_USAGE, "the path of the copy is too long");
-    if (ns_path_exists(path))
+    enum ns_code rc = ns_path_format(temp, sizeof temp, NS_USAGE, err, "%s.part-%" PRId64, path, ns_host_pid());
+    if (rc == NS_OK && ns_path_exists(path))
         return ns_error_set(err, NS_CANTCREAT, "%s exists already", path);
-    enum ns_code rc = ns_file_unlink(temp, err);
+    if (rc == NS_OK)
+        rc = ns_file_unlink(temp, err);
     if (rc == NS_OK)
         rc = vacuum_into(queue, temp, err);
     if (rc == NS_OK)

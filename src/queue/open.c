@@ -159,16 +159,24 @@ static enum ns_code apply_settings(struct ns_queue *q, enum ns_use use, bool sin
 
 /* ---- opening ----------------------------------------------------------------------------------------------------------- */
 
-static enum ns_code refuse_network(const char *path, bool single_owner, struct ns_error *err)
+static bool is_far(const char *path, char name[32])
 {
-    char name[32], folder[NS_PATH_SIZE];
+    char folder[NS_PATH_SIZE];
     snprintf(folder, sizeof folder, "%s", path);
     char *slash = strrchr(folder, '/');
     if (slash)
         slash[slash == folder] = '\0';
     else
         snprintf(folder, sizeof folder, ".");
-    if (single_owner || !ns_host_is_network_fs(folder, name))
+    return ns_host_is_network_fs(folder, name);
+}
+
+/* Of a link both places count: locks and states lie beside the link, pages and their log beside what it points to. */
+static enum ns_code refuse_network(const char *path, bool single_owner, struct ns_error *err)
+{
+    char name[32], real[NS_PATH_SIZE];
+    bool leads_on = ns_path_real(path, real, NULL) == NS_OK;
+    if (single_owner || !(is_far(path, name) || (leads_on && is_far(real, name))))
         return NS_OK;
     return ns_error_set(
         err, NS_CONFIG,
@@ -364,6 +372,21 @@ static enum ns_code refuse_taken(const char *path, struct ns_error *err)
     return rc == NS_OK && taken ? ns_error_set(err, NS_CANTCREAT, "%s exists already", path) : rc;
 }
 
+/* A log that could not be written back is left by the library. */
+static void remove_temp(const char *temp)
+{
+    static const char *const suffixes[] = {"", "-wal", "-shm", "-journal"};
+    for (size_t i = 0; i < NS_COUNT(suffixes); i++) {
+        char path[NS_PATH_SIZE];
+        struct ns_error err = {0};
+        enum ns_code rc = ns_path_format(path, sizeof path, NS_USAGE, &err, "%s%s", temp, suffixes[i]);
+        if (rc == NS_OK)
+            rc = ns_file_unlink(path, &err);
+        if (rc != NS_OK)
+            ns_log(NS_LOG_WARN, "a part of a queue that was not made stays: %s", err.message);
+    }
+}
+
 static enum ns_code create_locked(const char *path, struct ns_error *err)
 {
     enum ns_code rc = refuse_taken(path, err); /* once more: somebody may have had the lock before */
@@ -373,9 +396,9 @@ static enum ns_code create_locked(const char *path, struct ns_error *err)
     ns_budget_init(&budget, "a new queue", (size_t)1 << 20);
     char temp[NS_PATH_SIZE];
     struct ns_queue *q = NULL;
-    int n = snprintf(temp, sizeof temp, "%s.new-%" PRId64, path, ns_host_pid());
-    if (n < 0 || (size_t)n >= sizeof temp)
-        return ns_error_set(err, NS_USAGE, "the path is too long");
+    rc = ns_path_format(temp, sizeof temp, NS_USAGE, err, "%s.new-%" PRId64, path, ns_host_pid());
+    if (rc != NS_OK)
+        return rc;
     rc = ns_file_unlink(temp, err);
     if (rc == NS_OK)
         rc = open_database(temp, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, &budget, &q, err);
@@ -387,30 +410,36 @@ static enum ns_code create_locked(const char *path, struct ns_error *err)
         rc = ns_file_rename(temp, path, err);
     if (rc == NS_OK)
         return NS_OK;
-    if (ns_file_unlink(temp, NULL) != NS_OK)
-        ns_log(NS_LOG_WARN, "%s could not be removed", temp);
+    remove_temp(temp);
     return ns_error_wrap(err, rc == NS_IO ? NS_CANTCREAT : rc, "init %s", path);
 }
 
-/* The file appears by a rename, which would replace what another process made in the meantime: so one at a time. */
+/* The file appears by a rename, which would replace what another process made in the meantime: so one at a time. A
+ * create that fails leaves nothing behind. */
 enum ns_code ns_queue_create(const char *path, struct ns_error *err)
 {
     char lock_path[NS_PATH_SIZE];
     struct ns_lock *lock = NULL;
-    int n = snprintf(lock_path, sizeof lock_path, "%s.lock", path);
-    if (n < 0 || (size_t)n >= sizeof lock_path)
-        return ns_error_set(err, NS_USAGE, "the path is too long");
-    enum ns_code rc = refuse_taken(path, err);
+    size_t made = 0;
+    enum ns_code rc = ns_path_format(lock_path, sizeof lock_path, NS_USAGE, err, "%s.lock", path);
+    if (rc == NS_OK)
+        rc = refuse_taken(path, err);
     if (rc == NS_OK)
         rc = refuse_network(path, false, err);
     if (rc == NS_OK)
-        rc = ns_dir_make_parents(path, err);
-    if (rc != NS_OK)
-        return rc;
-    rc = ns_lock_take(lock_path, 0, &lock, err);
-    if (rc != NS_OK)
-        return rc == NS_BUSY ? NS_CANTCREAT : rc;
-    rc = create_locked(path, err);
+        rc = ns_dir_make_parents(path, &made, err);
+    if (rc == NS_OK) {
+        rc = ns_lock_take(lock_path, 0, &lock, err);
+        rc = rc == NS_BUSY ? NS_CANTCREAT : rc;
+    }
+    if (rc == NS_OK)
+        rc = create_locked(path, err);
+    if (rc != NS_OK && lock && !ns_path_exists(path)) {
+        ns_lock_remove(lock, lock_path);
+        lock = NULL;
+    }
     ns_lock_give(lock);
+    if (rc != NS_OK)
+        ns_dir_remove_parents(path, made);
     return rc;
 }

@@ -19,17 +19,17 @@
 #define ALONE_CRASHED 2
 #define ALONE_KILLED  30
 
-static bool mark_path(const struct ns_runner *r, int64_t runner_id, char out[NS_PATH_SIZE])
+static enum ns_code mark_path(const struct ns_runner *r, int64_t runner_id, char out[NS_PATH_SIZE],
+                              struct ns_error *err)
 {
-    int n = snprintf(out, NS_PATH_SIZE, "%s/crash-%" PRId64, r->state_dir, runner_id);
-    return n > 0 && n < NS_PATH_SIZE;
+    return ns_path_format(out, NS_PATH_SIZE, NS_USAGE, err, "%s/crash-%" PRId64, r->state_dir, runner_id);
 }
 
 static bool has_crashed(const struct ns_runner *r, int64_t runner_id)
 {
     char path[NS_PATH_SIZE];
     struct ns_file *file = NULL;
-    if (!mark_path(r, runner_id, path) || ns_file_open(path, NS_FILE_READ, &file, NULL) != NS_OK)
+    if (mark_path(r, runner_id, path, NULL) != NS_OK || ns_file_open(path, NS_FILE_READ, &file, NULL) != NS_OK)
         return false;
     bool marked = ns_file_bytes(file) > 0;
     return ns_file_close(file, NULL) == NS_OK && marked;
@@ -38,9 +38,8 @@ static bool has_crashed(const struct ns_runner *r, int64_t runner_id)
 enum ns_code ns_mark_begin(struct ns_runner *r, struct ns_error *err)
 {
     char path[NS_PATH_SIZE];
-    if (!mark_path(r, r->id, path))
-        return ns_error_set(err, NS_USAGE, "the path of the queue is too long");
-    return ns_crash_mark_open(path, err);
+    enum ns_code rc = mark_path(r, r->id, path, err);
+    return rc == NS_OK ? ns_crash_mark_open(path, err) : rc;
 }
 
 void ns_mark_end(struct ns_runner *r)
@@ -48,7 +47,7 @@ void ns_mark_end(struct ns_runner *r)
     char path[NS_PATH_SIZE];
     struct ns_error err = {0};
     ns_crash_mark_close();
-    if (mark_path(r, r->id, path) && ns_file_unlink(path, &err) != NS_OK)
+    if (mark_path(r, r->id, path, &err) == NS_OK && ns_file_unlink(path, &err) != NS_OK)
         ns_log(NS_LOG_WARN, "%s", err.message); /* swept at the next start */
 }
 

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct ns_lock {
@@ -23,7 +24,15 @@ struct ns_presence {
     int fd;
 };
 
-enum ns_code ns_lock_take(const char *path, uint64_t byte, struct ns_lock **out, struct ns_error *err)
+/* Whether the file we hold is the one that others will find: not when its last holder took it away meanwhile. */
+static bool is_there(int fd, const char *path)
+{
+    struct stat held, found;
+    return fstat(fd, &held) == 0 && stat(path, &found) == 0 && held.st_dev == found.st_dev &&
+           held.st_ino == found.st_ino;
+}
+
+static enum ns_code take_once(const char *path, uint64_t byte, struct ns_lock **out, struct ns_error *err)
 {
     struct ns_lock *lock = ns_heap_alloc(sizeof *lock);
     if (!lock)
@@ -48,6 +57,32 @@ enum ns_code ns_lock_take(const char *path, uint64_t byte, struct ns_lock **out,
     }
     *out = lock;
     return NS_OK;
+}
+
+enum ns_code ns_lock_take(const char *path, uint64_t byte, struct ns_lock **out, struct ns_error *err)
+{
+    enum { TRIES = 100 };
+
+    for (int i = 0; i < TRIES; i++) {
+        struct ns_lock *lock = NULL;
+        enum ns_code rc = take_once(path, byte, &lock, err);
+        if (rc != NS_OK)
+            return rc;
+        if (is_there(lock->fd, path)) {
+            *out = lock;
+            return NS_OK;
+        }
+        ns_lock_give(lock);
+    }
+    return ns_error_set(err, NS_BUSY, "%s is taken away again and again by another process", path);
+}
+
+void ns_lock_remove(struct ns_lock *lock, const char *path)
+{
+    struct ns_error err = {0};
+    if (ns_file_unlink(path, &err) != NS_OK)
+        ns_log(NS_LOG_WARN, "a lock file stays: %s", err.message);
+    ns_lock_give(lock);
 }
 
 void ns_lock_give(struct ns_lock *lock)

@@ -41,17 +41,18 @@ static enum ns_code open_target(struct ns_out_file *f, const char *path, struct 
         if (rc != NS_OK)
             return rc;
     }
-    int k = snprintf(f->temp, sizeof f->temp, "%.4000s.part-%" PRId64, f->path, ns_host_pid());
-    if (k < 0 || (size_t)k >= sizeof f->temp)
-        return ns_error_set(err, NS_CANTCREAT, "creating %s: the name is too long", path);
+    enum ns_code rc =
+        ns_path_format(f->temp, sizeof f->temp, NS_CANTCREAT, err, "%s.part-%" PRId64, f->path, ns_host_pid());
+    if (rc != NS_OK)
+        return rc;
     f->fd = open(f->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     return f->fd >= 0 ? NS_OK : ns_sys_fail(err, ns_sys_write_code(errno, NS_CANTCREAT), "creating", f->temp, errno);
 }
 
 enum ns_code ns_out_open(const char *path, struct ns_out_file **out, struct ns_error *err)
 {
-    if (strlen(path) >= 4000)
-        return ns_error_set(err, NS_CANTCREAT, "creating %s: the name is too long", path);
+    if (strlen(path) >= sizeof(*out)->path)
+        return ns_path_refuse(NS_CANTCREAT, path, strlen(path), sizeof(*out)->path, err);
     struct ns_out_file *f = ns_heap_alloc(sizeof *f);
     if (!f)
         return ns_error_set(err, NS_BUDGET, "creating %s: out of memory", path);

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,22 @@ bool ns_sys_read_text(const char *path, char *out, size_t size)
     close(fd);
     out[n] = '\0';
     return r == 0; /* anything else: an error, or the buffer ended first */
+}
+
+enum ns_code ns_path_refuse(enum ns_code code, const char *path, size_t n, size_t size, struct ns_error *err)
+{
+    return ns_error_set(err, code, "the path has %zu bytes, at most %zu are allowed: %.60s...", n, size - 1, path);
+}
+
+enum ns_code ns_path_format(char *out, size_t size, enum ns_code code, struct ns_error *err, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(out, size, fmt, args);
+    va_end(args);
+    if (n < 0)
+        return ns_error_set(err, NS_INTERNAL, "a path could not be written");
+    return (size_t)n < size ? NS_OK : ns_path_refuse(code, out, (size_t)n, size, err);
 }
 
 /* The directory part of path into dir: "." when there is none. */
@@ -99,10 +116,10 @@ enum ns_code ns_file_unlink(const char *path, struct ns_error *err)
 enum ns_code ns_file_replace(const char *path, const void *bytes, size_t n, struct ns_error *err)
 {
     char temp[4096], dir[4096];
-    int k = snprintf(temp, sizeof temp, "%s.part-%" PRId64, path, ns_host_pid());
-    if (k < 0 || (size_t)k >= sizeof temp || !dir_of(path, dir))
-        return ns_error_set(err, NS_CANTCREAT, "replacing %s: the name is too long", path);
-    enum ns_code rc = ns_file_unlink(temp, err); /* left by a dead process that had our number */
+    enum ns_code rc = ns_path_format(temp, sizeof temp, NS_CANTCREAT, err, "%s.part-%" PRId64, path, ns_host_pid());
+    if (rc != NS_OK || !dir_of(path, dir)) /* which is shorter */
+        return rc;
+    rc = ns_file_unlink(temp, err); /* left by a dead process that had our number */
     struct ns_file *f = NULL;
     if (rc != NS_OK || (rc = ns_file_open(temp, NS_FILE_CREATE, &f, err)) != NS_OK)
         return rc;
@@ -136,22 +153,41 @@ enum ns_code ns_dir_make(const char *path, struct ns_error *err)
     return ns_sys_fail(err, ns_sys_write_code(e, NS_CANTCREAT), "making directory", path, e);
 }
 
-enum ns_code ns_dir_make_parents(const char *path, struct ns_error *err)
+enum ns_code ns_dir_make_parents(const char *path, size_t *made, struct ns_error *err)
 {
     char part[4096];
     size_t n = strlen(path);
+    *made = 0;
     if (n >= sizeof part)
-        return ns_error_set(err, NS_CANTCREAT, "making directories for %.200s: the name is too long", path);
+        return ns_path_refuse(NS_CANTCREAT, path, n, sizeof part, err);
     for (size_t i = 1; i < n; i++) {
         if (path[i] != '/' || path[i - 1] == '/')
             continue;
         memcpy(part, path, i);
         part[i] = '\0';
-        enum ns_code rc = ns_path_exists(part) ? NS_OK : ns_dir_make(part, err);
+        if (ns_path_exists(part))
+            continue;
+        enum ns_code rc = ns_dir_make(part, err);
         if (rc != NS_OK)
             return rc;
+        *made = *made ? *made : i;
     }
     return NS_OK;
+}
+
+void ns_dir_remove_parents(const char *path, size_t made)
+{
+    char part[4096];
+    size_t n = strlen(path);
+    if (made == 0 || n >= sizeof part)
+        return;
+    memcpy(part, path, n + 1);
+    for (size_t i = n; i-- > made;) {
+        if (part[i] == '/')
+            part[i] = '\0';
+        if (path[i] == '/' && path[i - 1] != '/' && rmdir(part) != 0 && errno != ENOENT)
+            return; /* somebody else has put something there: it stays */
+    }
 }
 
 bool ns_path_is_stream(const char *path)
@@ -247,9 +283,7 @@ enum ns_code ns_path_real(const char *path, char out[4096], struct ns_error *err
     char *real = realpath(path, NULL);
     if (!real)
         return ns_sys_fail(err, errno == ENOENT || errno == ENOTDIR ? NS_NOINPUT : NS_IO, "resolving", path, errno);
-    size_t n = strlen(real);
-    if (n < 4096)
-        memcpy(out, real, n + 1);
+    enum ns_code rc = ns_path_format(out, 4096, NS_IO, err, "%s", real);
     ns_heap_free(real);
-    return n < 4096 ? NS_OK : ns_error_set(err, NS_IO, "resolving %s: the name is too long", path);
+    return rc;
 }

@@ -56,10 +56,17 @@ NS_MUST_CHECK enum ns_code ns_dir_sync(const char *path, struct ns_error *err);
 typedef enum ns_code (*ns_dir_each_fn)(void *arg, const char *name, uint64_t bytes, struct ns_error *err);
 NS_MUST_CHECK enum ns_code ns_dir_each(const char *path, ns_dir_each_fn each, void *arg, struct ns_error *err);
 bool ns_path_exists(const char *path);
+/* A path built into out. code with its length and the limit when it does not fit; out then holds its beginning. */
+NS_MUST_CHECK enum ns_code ns_path_format(char *out, size_t size, enum ns_code code, struct ns_error *err,
+                                          const char *fmt, ...) NS_PRINTF(5, 6);
+/* The same refusal for a path of n bytes that was built elsewhere; size counts the byte behind it. */
+enum ns_code ns_path_refuse(enum ns_code code, const char *path, size_t n, size_t size, struct ns_error *err);
 bool ns_path_may_write(const char *path); /* may this process? A folder: make files in it */
 bool ns_path_is_stream(const char *path); /* a pipe, socket or device: readable once, from front to back */
-/* Makes the directories that path lies in, as far as they are missing. */
-NS_MUST_CHECK enum ns_code ns_dir_make_parents(const char *path, struct ns_error *err);
+/* Makes the directories that path lies in, as far as they are missing. *made: how many bytes of path name the first one
+ * that was made, 0 for none; set on error too, for ns_dir_remove_parents, which takes those away again that are empty. */
+NS_MUST_CHECK enum ns_code ns_dir_make_parents(const char *path, size_t *made, struct ns_error *err);
+void ns_dir_remove_parents(const char *path, size_t made);
 bool ns_path_same(const char *a, const char *b); /* same file by device and inode: links of every kind */
 NS_MUST_CHECK enum ns_code ns_path_real(const char *path, char out[4096], struct ns_error *err);
 
@@ -80,10 +87,12 @@ NS_MUST_CHECK enum ns_code ns_out_commit(struct ns_out_file *f, struct ns_error 
 void ns_out_abort(struct ns_out_file *f);                                              /* frees; nothing is left */
 
 /* One-byte open-file-description lock in path (created when missing). NS_BUSY when another process holds it. The lock
- * lives until unlock or process death. */
+ * lives until unlock or process death. ns_lock_remove takes the file away first: for a holder who knows that nobody has
+ * reason to lock another byte of it. */
 struct ns_lock;
 NS_MUST_CHECK enum ns_code ns_lock_take(const char *path, uint64_t byte, struct ns_lock **out, struct ns_error *err);
 void ns_lock_give(struct ns_lock *lock);
+void ns_lock_remove(struct ns_lock *lock, const char *path);
 
 /* "I use this file, and at most so much memory": a shared mark that dies with the process, seen by every alias of the
  * file. Reading permission is enough. */
