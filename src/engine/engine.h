@@ -274,9 +274,10 @@ void ns_suspended_close(struct ns_suspended *suspended); /* NULL is fine */
 
 /* ---- side files of both kinds (sidefile.c) ----------------------------------------------------------------------------- */
 
-/* Reads a whole side file of any model and compares every sum, and the whole with checksum (hex of 16 bytes).
+/* Checks a side file of any model: its head, its size, and that it ends with checksum (hex of 16 bytes), which is the sum
+ * of the sums of its blocks. whole: reads all blocks and compares their sums too.
  * NS_CORRUPT with what does not fit; NS_NOINPUT, NS_IO, NS_BUDGET. */
-NS_MUST_CHECK enum ns_code ns_side_verify(const char *path, const char *checksum, struct ns_budget *budget,
+NS_MUST_CHECK enum ns_code ns_side_verify(const char *path, const char *checksum, bool whole, struct ns_budget *budget,
                                           struct ns_error *err);
 
 #endif

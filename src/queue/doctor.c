@@ -109,7 +109,7 @@ static enum ns_code check_pages(struct ns_queue *q, struct examination *x, struc
 }
 
 /* What is wrong with a side file; false: nothing. */
-static bool is_side_wrong(struct ns_queue *q, ns_side_check_fn check, const char *path, uint64_t bytes,
+static bool is_side_wrong(struct ns_queue *q, const struct ns_doctor_options *o, const char *path, uint64_t bytes,
                           const char *checksum, char *text, size_t size)
 {
     struct ns_file *file = NULL;
@@ -121,17 +121,19 @@ static bool is_side_wrong(struct ns_queue *q, ns_side_check_fn check, const char
         snprintf(text, size, "missing");
     else if (found != bytes)
         snprintf(text, size, "%" PRIu64 " bytes long, not %" PRIu64, found, bytes);
-    else if (check && check(path, checksum, q->budget, &why) != NS_OK)
+    else if (o->check_side && o->check_side(path, checksum, o->deep, q->budget, &why) != NS_OK)
         snprintf(text, size, "damaged (%.120s)", why.message);
     else
         return false;
     return true;
 }
 
-/* I7: every named side file is there with its size, and with its checksum when somebody can tell. */
-static enum ns_code check_files(struct ns_queue *q, ns_side_check_fn check, struct examination *x, struct ns_error *err)
+/* I7: every named side file is there with its size, and is what its row says when somebody can tell. */
+static enum ns_code check_files(struct ns_queue *q, const struct ns_doctor_options *o, struct examination *x,
+                                struct ns_error *err)
 {
     sqlite3_stmt *stmt = NULL;
+    int64_t n_unread = 0;
     enum ns_code rc = ns_sql_rows(q, &stmt, err,
                                   "SELECT id, rel_path, bytes, checksum FROM state_files UNION ALL"
                                   " SELECT id, rel_path, bytes, checksum FROM suspends",
@@ -140,11 +142,19 @@ static enum ns_code check_files(struct ns_queue *q, ns_side_check_fn check, stru
         char path[NS_PATH_SIZE + 160], text[320], wrong[160];
         const char *name = ns_sql_text(stmt, 1), *checksum = ns_sql_text(stmt, 3);
         snprintf(path, sizeof path, "%.*s.state/%.100s", NS_PATH_SIZE - 8, q->path, name ? name : "");
-        if (!is_side_wrong(q, check, path, (uint64_t)sqlite3_column_int64(stmt, 2), checksum ? checksum : "", wrong,
-                           sizeof wrong))
+        if (!is_side_wrong(q, o, path, (uint64_t)sqlite3_column_int64(stmt, 2), checksum ? checksum : "", wrong,
+                           sizeof wrong)) {
+            n_unread += !o->deep;
             continue;
+        }
         snprintf(text, sizeof text, "side file %.100s is %s; it will be rebuilt from tokens", name ? name : "", wrong);
         report(x, "I7", sqlite3_column_int64(stmt, 0), text);
+    }
+    if (rc == NS_OK && n_unread > 0) {
+        char text[160];
+        snprintf(text, sizeof text, "of %" PRId64 " side file%s head, size and final sum were checked; --deep reads %s",
+                 n_unread, NS_PLURAL(n_unread), n_unread == 1 ? "all of it" : "all of them");
+        x->each(x->arg, "I7", true, 0, text);
     }
     return rc;
 }
@@ -187,7 +197,7 @@ enum ns_code ns_queue_doctor(struct ns_queue *queue, const struct ns_doctor_opti
         if (deep || !checks[i].deep)
             rc = run_check(queue, &checks[i], &x, err);
     if (rc == NS_OK)
-        rc = check_files(queue, deep ? options->check_side : NULL, &x, err);
+        rc = check_files(queue, options, &x, err);
     if (rc == NS_OK && deep)
         rc = check_hashes(queue, &x, err);
     *n_findings = x.n;
