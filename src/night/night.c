@@ -54,6 +54,16 @@ void ns_night_go_on(struct ns_night *night)
         ns_log(NS_LOG_WARN, "%s", why.message);
 }
 
+/* Who asks a run to stop gets that, and its exit code, though the disk is full: what could not be written costs time. */
+static enum ns_code stopped_anyway(enum ns_code rc, const char *loss, struct ns_error *err)
+{
+    if (rc != NS_FULL || ns_signal_count() == 0)
+        return rc;
+    ns_log(NS_LOG_WARN, "the disk is full: %s", loss);
+    ns_error_clear(err);
+    return NS_OK;
+}
+
 /* ---- one wave ------------------------------------------------------------------------------------------------------ */
 
 enum ns_code ns_night_step(struct ns_night *night, struct ns_wave *wave, bool *gave_up, struct ns_error *err)
@@ -187,9 +197,13 @@ static enum ns_code run_wave(struct ns_night *night, const struct ns_sched_plan 
     if (rc == NS_OK)
         ns_sched_observe(night->sched, &stats);
     m->wave_close(m->self, wave);
-    if (rc != NS_OK)
-        return rc;
-    return commit_wave(night, plan, &stats, began_at_ms, n_tokens, err);
+    if (rc == NS_OK)
+        rc = commit_wave(night, plan, &stats, began_at_ms, n_tokens, err);
+    if (rc == NS_FULL && ns_signal_count() > 0) { /* a stop is a stop, on a full disk too */
+        night->is_ahead = true;
+        *gave_up = true;
+    }
+    return stopped_anyway(rc, "the wave under way is not in the queue and will be computed again", err);
 }
 
 /* ---- the loop --------------------------------------------------------------------------------------------------------- */
@@ -270,6 +284,8 @@ static enum ns_code loop(struct ns_night *night, struct ns_error *err)
         size_t n_claimed = 0;
         struct ns_sched_plan plan = {0};
         rc = guard_disk(night, err);
+        if (rc == NS_OK && ns_signal_count() > 0)
+            break;
         if (rc == NS_OK)
             rc = ns_night_obey(night, err);
         if (rc == NS_OK)
@@ -298,8 +314,8 @@ static enum ns_code loop(struct ns_night *night, struct ns_error *err)
     night->report->stopped = ns_signal_count() > 0;
     if (rc == NS_OK && ns_night_divides_anew(night) && has_endings(night))
         rc = ns_night_commit(night, NULL, err);
-    if (rc == NS_OK && ns_signal_count() == 1)
-        rc = ns_night_snapshot(night, err);
+    if (rc == NS_OK && ns_signal_count() == 1 && !night->is_ahead)
+        rc = stopped_anyway(ns_night_snapshot(night, err), "no states were saved; they will be computed again", err);
     night->report->wall_ns = ns_clock_mono_ns() - began_ns;
     return rc;
 }
@@ -341,6 +357,7 @@ static enum ns_code finish(struct ns_night *night, enum ns_code rc, struct ns_er
     }
     enum ns_code late_rc = rc == NS_OK ? read_left(night, &late) : NS_OK;
     enum ns_code stop_rc = ns_runner_stop(night->runner, reason_of(night, rc, err, text, sizeof text), &late);
+    stop_rc = stopped_anyway(stop_rc, "the next run will say that this one ended without saying so", &late);
     if (late_rc == NS_OK)
         late_rc = stop_rc;
     if (rc == NS_OK && late_rc != NS_OK) {
@@ -380,8 +397,8 @@ enum ns_code ns_night_run_part(const struct ns_night_options *options, const str
     if (rc != NS_OK)
         return rc;
     if (started.lost_runners > 0)
-        ns_log(NS_LOG_WARN, "the last run ended without saying so; %" PRId64 " requests taken back",
-               started.taken_back);
+        ns_log(NS_LOG_WARN, "the last run ended without saying so; %" PRId64 " request%s taken back",
+               started.taken_back, NS_PLURAL(started.taken_back));
     rc = ns_runner_bind_model(night.runner, model->dir, model->job, model->tokenizer_fingerprint, err);
     struct ns_sched_options sched_options = sched_options_of(options);
     if (rc == NS_OK)

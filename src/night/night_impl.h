@@ -94,6 +94,7 @@ struct ns_night {
     size_t n_snaps;
     uint64_t snapped_ns; /* when the last one was */
     bool waits;          /* for room on the disk */
+    bool is_ahead;       /* of the queue: the last wave was not committed, so no state may be saved */
     uint64_t warned_ns;  /* when that was said last */
     bool said_paused;    /* of the pause that lasts */
 };

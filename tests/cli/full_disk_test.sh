@@ -73,19 +73,35 @@ done
 check "some of them waited" [ "$waited" -ge "$((rounds / 3))" ]
 
 # ---- stopped while it waits: politely, at once, and nothing is lost
-fresh_queue
-"$NIGHTSHIFT" submit -q "$demo/demo-generate.jsonl" >/dev/null
-fill_up 224k
-start run --model "$demo" --memory 400M --wave-rows 64
-check "it waits" until_true 60 says "waiting for room"
-kill -TERM "$child"
-end_of "$child"
-check "a stop ends the wait: 0 or 75" [ "$rc" -eq 0 -o "$rc" -eq 75 ]
+for how in "" --require-done; do
+    fresh_queue
+    "$NIGHTSHIFT" submit -q "$demo/demo-generate.jsonl" >/dev/null
+    fill_up 224k
+    # shellcheck disable=SC2086
+    start run --model "$demo" --memory 400M --wave-rows 64 $how
+    check "it waits" until_true 60 says "waiting for room"
+    kill -TERM "$child"
+    end_of "$child"
+    check "stopped while it waits $how" [ "$rc" -eq "$([ "$how" ] && echo 75 || echo 0)" ]
+    check "it says what is lost" says "computed again"
+    rm small/fill
+    exits 0 "the rest" run --model "$demo" --memory 400M
+    digest_of >got
+    check "the same results after the stop" cmp -s want got
+    exits 0 "sound" doctor
+done
+
+# ---- a queue that cannot be made leaves nothing: no file, no lock, no folder
+fill_up 0
+rm -rf small/queue.db*
+fill_up 8k
+check "little room" [ "$(stat -f -c %a small)" -lt 4 ]
+before=$(ls -A small)
+for name in queue.db a/b/queue.db; do
+    exits 75 "init of $name without room" -d "small/$name" init
+    check "$name: nothing is left" [ "$(ls -A small)" = "$before" ]
+done
 rm small/fill
-exits 0 "the rest" run --model "$demo" --memory 400M
-digest_of >got
-check "the same results after the stop" cmp -s want got
-exits 0 "sound" doctor
 
 # ---- room for a reserve: it is given up for the commit under way, then no wave begins until there is room again
 for i in 1 2 3 4; do
