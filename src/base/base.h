@@ -166,6 +166,8 @@ bool ns_utf8_valid(const void *s, size_t n);
 NS_MUST_CHECK bool ns_size_parse(const char *s, uint64_t *bytes);
 /* "1.50 GB" style, SI units. */
 void ns_size_text(uint64_t bytes, char out[16]);
+/* What a noun ends in after the number n. */
+#define NS_PLURAL(n) ((n) == 1 ? "" : "s")
 
 /* ---- checked arithmetic, little-endian bytes --------------------------------------------------------------------- */
 

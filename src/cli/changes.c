@@ -13,8 +13,16 @@ static enum ns_code answer(struct ns_cli *cli, const char *done, const struct ns
             ns_say(cli, "%" PRId64 " would be %s\n", total->changed, done);
         else
             ns_note(cli, "%" PRId64 " %s", total->changed, done);
-        if (total->already > 0)
-            ns_note(cli, "%" PRId64 " left as they are: there is nothing to change", total->already);
+        int64_t finished = total->already - total->refused;
+        if (finished > 0)
+            ns_note(cli, "%" PRId64 " left as %s: there is nothing to change", finished,
+                    finished == 1 ? "it is" : "they are");
+        if (total->refused > 0)
+            ns_note(cli,
+                    "%" PRId64 " bad line%s cannot be tried again, for there is no sound request in %s: mend %s in the "
+                    "file (show tells what is wrong) and submit the corrected file",
+                    total->refused, NS_PLURAL(total->refused), total->refused == 1 ? "it" : "them",
+                    total->refused == 1 ? "it" : "them");
         return NS_OK;
     }
     struct ns_answer_json a;
@@ -23,6 +31,7 @@ static enum ns_code answer(struct ns_cli *cli, const char *done, const struct ns
     ns_json_put_bool(&a.w, ns_given(cli, NS_OPT_DRY_RUN));
     ns_answer_int(&a, "changed", total->changed);
     ns_answer_int(&a, "already", total->already);
+    ns_answer_int(&a, "refused", total->refused);
     return ns_answer_end(&a, cli, err);
 }
 
@@ -32,8 +41,9 @@ static enum ns_code confirm(struct ns_cli *cli, int64_t rows, const char *done, 
     if (rows <= ASK_ABOVE || ns_given(cli, NS_OPT_YES))
         return NS_OK;
     if (!cli->term_in || !cli->term_err)
-        return ns_error_set(err, NS_USAGE, "%" PRId64 " requests would be %s; say --yes if that is meant", rows, done);
-    fprintf(stderr, "%" PRId64 " requests would be %s. Go on? [y/N] ", rows, done);
+        return ns_error_set(err, NS_USAGE, "%" PRId64 " request%s would be %s; say --yes if that is meant", rows,
+                            NS_PLURAL(rows), done);
+    fprintf(stderr, "%" PRId64 " request%s would be %s. Go on? [y/N] ", rows, NS_PLURAL(rows), done);
     char line[16];
     if (!fgets(line, sizeof line, stdin) || (line[0] != 'y' && line[0] != 'Y'))
         return ns_error_set(err, NS_USAGE, "nothing was changed");
@@ -82,6 +92,7 @@ static enum ns_code apply_all(struct ns_cli *cli, struct ns_queue *queue, const 
             return rc;
         total->changed += one.changed;
         total->already += one.already;
+        total->refused += one.refused;
     }
     return NS_OK;
 }

@@ -55,18 +55,16 @@ static enum ns_code read_options(struct ns_cli *cli, const char *name, struct ns
 {
     const struct ns_args *args = &cli->args;
     uint32_t bits;
-    *what = (struct ns_measure){.cpu = ns_cpu_bits(),
-                                .isa = args->text[NS_OPT_ISA],
-                                .n_threads = (unsigned)args->number[NS_OPT_THREADS],
-                                .take = ns_bulk_take};
+    *what = (struct ns_measure){.cpu = ns_cpu_bits(), .isa = args->text[NS_OPT_ISA], .take = ns_bulk_take};
     if (ns_given(cli, NS_OPT_ROWS) || ns_given(cli, NS_OPT_MEMORY))
         return ns_error_set(err, NS_USAGE, "bench %s takes no %s: rows and memory are always the same", name,
                             ns_given(cli, NS_OPT_ROWS) ? "--rows" : "--memory");
     if (what->isa && !ns_kernels_isa_bits(what->isa, what->cpu, &bits))
         return ns_error_set(err, NS_USAGE, "this processor or build has no %s", what->isa);
+    enum ns_code rc = ns_cli_read_threads(cli, &what->n_threads, err);
     if (what->n_threads == 0)
         what->n_threads = ns_cpu_physical();
-    return NS_OK;
+    return rc;
 }
 
 enum ns_code ns_bench_kernels(struct ns_cli *cli, struct ns_error *err)

@@ -111,8 +111,8 @@ static enum ns_code say_wave(struct ns_cli *cli, const struct wave_bench *b, con
     double compute = (double)s->compute_ns, of_products = share((double)s->product_ns, compute);
     double of_peak = share(f->multiply_adds, f->peak_adds);
     if (!cli->json) {
-        ns_say(cli, "wave      %" PRIu32 " scoring rows, %" PRIu32 " with logits, %s, %u threads\n", s->rows,
-               s->logit_rows, k->isa, k->n_threads);
+        ns_say(cli, "wave      %" PRIu32 " scoring rows, %" PRIu32 " with logits, %s, %u thread%s\n", s->rows,
+               s->logit_rows, k->isa, k->n_threads, NS_PLURAL(k->n_threads));
         ns_say(cli, "time      %.2f s computing, %.2f s waiting for the disk\n", compute * 1e-9,
                (double)s->store.stall_ns * 1e-9);
         ns_say(cli, "products  %.1f%% of the computing time\n", 100 * of_products);
@@ -151,8 +151,7 @@ static enum ns_code run_waves(struct ns_cli *cli, struct wave_bench *b, struct n
 enum ns_code ns_bench_wave(struct ns_cli *cli, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
-    struct ns_engine_options options = {.n_threads = (unsigned)args->number[NS_OPT_THREADS],
-                                        .context = QUESTION + CHOICE};
+    struct ns_engine_options options = {.context = QUESTION + CHOICE};
     uint64_t rows = ns_given(cli, NS_OPT_ROWS) ? args->number[NS_OPT_ROWS] : ROWS;
     if (!ns_given(cli, NS_OPT_MODEL)) {
         ns_hint(cli, "Say which model to run: --model DIR.");
@@ -160,7 +159,9 @@ enum ns_code ns_bench_wave(struct ns_cli *cli, struct ns_error *err)
     }
     if (rows < ITEM || rows > 65536)
         return ns_error_set(err, NS_USAGE, "--rows %" PRIu64 ": %d to 65536 were expected", rows, (int)ITEM);
-    enum ns_code rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
+    enum ns_code rc = ns_cli_read_threads(cli, &options.n_threads, err);
+    if (rc == NS_OK)
+        rc = ns_cli_read_isa(args->text[NS_OPT_ISA], &options.cpu, err);
     if (rc != NS_OK)
         return rc;
     struct wave_bench b = {.n_items = (uint32_t)rows / ITEM};

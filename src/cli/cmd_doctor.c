@@ -53,7 +53,8 @@ enum ns_code ns_cmd_doctor(struct ns_cli *cli, struct ns_error *err)
         enum ns_code said = ns_answer_end(&a, cli, err);
         rc = rc == NS_OK ? said : rc;
     } else if (rc == NS_OK) {
-        ns_say(cli, "%" PRId64 " faults in %s (SQLite %s)\n", n, ns_queue_path(queue), ns_queue_library_version());
+        ns_say(cli, "%" PRId64 " fault%s in %s (SQLite %s)\n", n, NS_PLURAL(n), ns_queue_path(queue),
+               ns_queue_library_version());
     }
     ns_queue_close(queue);
     if (rc == NS_OK && n > 0)

@@ -85,9 +85,9 @@ static enum ns_code summarize(void *arg, const struct ns_batch_info *b, struct n
     ns_say_text(cli, b->name, strlen(b->name), false);
     ns_say(cli, "  %s\n", b->status);
     ns_say(cli,
-           "%" PRId64 " requests: %" PRId64 " done, %" PRId64 " failed, %" PRId64 " cancelled, %" PRId64
+           "%" PRId64 " request%s: %" PRId64 " done, %" PRId64 " failed, %" PRId64 " cancelled, %" PRId64
            " expired, %" PRId64 " unfinished\n",
-           b->total, b->done, b->failed, b->cancelled, b->expired, b->queued + b->running);
+           b->total, NS_PLURAL(b->total), b->done, b->failed, b->cancelled, b->expired, b->queued + b->running);
     if (b->judged > 0)
         ns_say(cli, "right: %" PRId64 " of %" PRId64 " (%.1f %%)\n", b->correct, b->judged,
                100.0 * (double)b->correct / (double)b->judged);
@@ -97,24 +97,24 @@ static enum ns_code summarize(void *arg, const struct ns_batch_info *b, struct n
 }
 
 /* Nothing to write there: the user must not take an old file for this answer, nor look for one that was not made. */
-static void note_untouched(struct ns_cli *cli, const char *path, const char *what)
+static void note_untouched(struct ns_cli *cli, const char *path)
 {
     if (ns_path_exists(path))
-        ns_note(cli, "%s was left as it is, since there are no %s; its lines are from before", path, what);
+        ns_note(cli, "%s was left as it is, since there are no results; its lines are from before", path);
     else
-        ns_note(cli, "%s was not made, since there are no %s", path, what);
+        ns_note(cli, "%s was not made, since there are no results", path);
 }
 
 static void note_report(struct ns_cli *cli, const struct ns_export_options *o, const struct ns_export_report *r)
 {
-    ns_note(cli, "%" PRId64 " results, %" PRId64 " failures%s", r->written, r->failures,
-            r->failures > 0 && !o->errors && !o->merged ? " (not written: see --errors)" : "");
+    ns_note(cli, "%" PRId64 " result%s, %" PRId64 " failure%s%s", r->written, NS_PLURAL(r->written), r->failures,
+            NS_PLURAL(r->failures), r->failures > 0 && !o->errors && !o->merged ? " (not written: see --errors)" : "");
     if (r->missing > 0)
-        ns_note(cli, "%" PRId64 " requests have no result yet", r->missing);
+        ns_note(cli, "%" PRId64 " request%s no result yet", r->missing, r->missing == 1 ? " has" : "s have");
     if (r->output_untouched && strcmp(o->output, "-") != 0)
-        note_untouched(cli, o->output, "results");
-    if (r->errors_untouched && strcmp(o->errors, "-") != 0 && ns_path_exists(o->errors))
-        note_untouched(cli, o->errors, "failures");
+        note_untouched(cli, o->output);
+    if (r->errors_removed)
+        ns_note(cli, "%s was removed, since there are no failures; its lines were from before", o->errors);
 }
 
 static enum ns_code write_files(struct ns_cli *cli, struct ns_queue *queue, int64_t batch, struct ns_error *err)
@@ -141,8 +141,8 @@ static enum ns_code write_files(struct ns_cli *cli, struct ns_queue *queue, int6
         return rc;
     note_report(cli, &options, &report);
     if (report.damaged > 0)
-        return ns_error_set(err, NS_CORRUPT, "%" PRId64 " stored results do not parse and were left out",
-                            report.damaged);
+        return ns_error_set(err, NS_CORRUPT, "%" PRId64 " stored result%s not parse and %s left out", report.damaged,
+                            report.damaged == 1 ? " does" : "s do", report.damaged == 1 ? "was" : "were");
     cli->status = ns_outcome_status(report.written, report.failures);
     return NS_OK;
 }

@@ -28,7 +28,8 @@ static void say_memory(struct ns_cli *cli, const struct ns_night_plan *p)
     say_bytes(cli, "free", p->view.free_bytes,
               p->view.is_chosen ? "less what others were promised, less a margin" : "");
     say_bytes(cli, "ceiling", p->ceiling_bytes, p->view.is_chosen ? "chosen" : "");
-    snprintf(note, sizeof note, "below it a run is refused (waves of %" PRIu32 " rows)", p->engine.floor_rows);
+    snprintf(note, sizeof note, "below it a run is refused (waves of %" PRIu32 " row%s)", p->engine.floor_rows,
+             NS_PLURAL(p->engine.floor_rows));
     say_bytes(cli, "floor", p->floor_bytes, note);
     say_bytes(cli, "program", p->slack_bytes, "code, libraries, SQLite");
     say_bytes(cli, "requests and plans", p->desk_bytes, "");
@@ -46,7 +47,8 @@ static void say_memory(struct ns_cli *cli, const struct ns_night_plan *p)
         ns_size_text(p->engine.spill_free_bytes, room);
         snprintf(note, sizeof note, "most on disk, of %s free; %s a state", room, one);
         say_bytes(cli, "spilled states", p->engine.spill_bytes, note);
-        ns_say(cli, "  %-20s %10" PRIu32 "  sequences more in flight\n", "", p->engine.spilled_most);
+        ns_say(cli, "  %-20s %10" PRIu32 "  sequence%s more in flight\n", "", p->engine.spilled_most,
+               NS_PLURAL(p->engine.spilled_most));
     }
     ns_say(cli, "  %-20s %10" PRIu32 "\n", "context", p->engine.context);
 }
@@ -63,7 +65,7 @@ static void say_wave(struct ns_cli *cli, const struct ns_outlook *o)
 {
     char rate[16];
     ns_size_text((uint64_t)o->rates.disk_bytes_per_s, rate);
-    ns_say(cli, "a wave of %" PRIu32 " rows\n", o->wave.rows);
+    ns_say(cli, "a wave of %" PRIu32 " row%s\n", o->wave.rows, NS_PLURAL(o->wave.rows));
     say_bytes(cli, "dense weights", o->wave.move.trunk_bytes, "");
     say_bytes(cli, "output head", o->wave.move.head_bytes, "");
     say_bytes(cli, "embedding", o->wave.move.embed_bytes, "");
@@ -80,7 +82,8 @@ static void say_wave(struct ns_cli *cli, const struct ns_outlook *o)
 static void say_queue(struct ns_cli *cli, const struct ns_outlook *o)
 {
     const struct ns_load *q = &o->load;
-    ns_say(cli, "the queue: %" PRIu64 " requests, %" PRIu64 " tokens in\n", q->requests, q->tokens_in);
+    ns_say(cli, "the queue: %" PRIu64 " request%s, %" PRIu64 " token%s in\n", q->requests, NS_PLURAL(q->requests),
+           q->tokens_in, NS_PLURAL(q->tokens_in));
     if (q->tokens_out_most == 0)
         ns_say(cli, "  %-20s none: choices are read, not written\n", "tokens out");
     else if (q->finished > 0)
@@ -104,7 +107,8 @@ static void say_fact(struct ns_cli *cli, const struct ns_outlook *o)
     ns_span_text(o->past.forecast_s.low, low);
     ns_span_text(o->past.forecast_s.high, high);
     ns_span_text(o->past.seconds, wall);
-    ns_say(cli, "the last run: %" PRId64 " waves, %" PRId64 " rows\n", o->past.waves, o->past.rows);
+    ns_say(cli, "the last run: %" PRId64 " wave%s, %" PRId64 " row%s\n", o->past.waves, NS_PLURAL(o->past.waves),
+           o->past.rows, NS_PLURAL(o->past.rows));
     ns_say(cli, "  %-20s %10s, forecast %s\n", "read", fact, forecast);
     ns_say(cli, "  %-20s %10s, forecast %s to %s\n", "time", wall, low, high);
 }
@@ -239,6 +243,8 @@ static enum ns_code say_plan(struct ns_cli *cli, const struct ns_night_plan *p, 
         say_queue(cli, o);
     if (o->past.waves > 0)
         say_fact(cli, o);
+    else if (o->past.is_foreign)
+        ns_say(cli, "the last run: was of another model; this one has no run to compare with\n");
     return NS_OK;
 }
 
@@ -259,7 +265,8 @@ enum ns_code ns_cmd_plan(struct ns_cli *cli, struct ns_error *err)
         *err = no_rates;
     }
     if (rc == NS_OK && options.layers > 0)
-        ns_note(cli, "only the first %" PRIu32 " layers: not the model", plan.engine.layers);
+        ns_note(cli, "only the first %" PRIu32 " layer%s: not the model", plan.engine.layers,
+                NS_PLURAL(plan.engine.layers));
     if (rc == NS_OK && plan.view.n_others > 0)
         ns_note(cli, "process %" PRId64 " runs this model too", plan.view.other_pid);
     if (rc == NS_OK)

@@ -21,7 +21,8 @@ static void show_plan(void *arg, const struct ns_night_plan *plan)
     ns_plan_note(w->cli, plan);
     uint64_t wanted = w->cli->args.number[NS_OPT_LAYERS];
     if (wanted > 0 && wanted <= plan->engine.layers)
-        ns_log(NS_LOG_WARN, "only the first %" PRIu64 " layers run: the answers are not the model's", wanted);
+        ns_log(NS_LOG_WARN, "only the first %" PRIu64 " layer%s: the answers are not the model's", wanted,
+               wanted == 1 ? " runs" : "s run");
     else if (wanted > 0)
         ns_note(w->cli, "--layers %" PRIu64 ": the model has %" PRIu32 ", and all of them run", wanted,
                 plan->engine.layers);
@@ -84,8 +85,8 @@ static enum ns_code answer(struct ns_cli *cli, const struct ns_night_report *r, 
                                               : " (stopped on request)";
     ns_say(cli, "requests  %" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " left%s\n", r->requests_done,
            r->requests_failed, r->requests_left, how);
-    ns_say(cli, "waves     %" PRIu64 " with %" PRIu64 " rows, %" PRIu64 " tokens out\n", r->waves, r->rows,
-           r->tokens_out);
+    ns_say(cli, "waves     %" PRIu64 " with %" PRIu64 " row%s, %" PRIu64 " token%s out\n", r->waves, r->rows,
+           NS_PLURAL(r->rows), r->tokens_out, NS_PLURAL(r->tokens_out));
     ns_say(cli, "experts   %" PRIu64 " requested, %" PRIu64 " distinct, %" PRIu64 " kept, %" PRIu64 " read\n",
            r->experts_requested, r->experts_distinct, r->experts_kept, r->experts_read);
     ns_say(cli, "disk      %s read", size);
@@ -96,8 +97,8 @@ static enum ns_code answer(struct ns_cli *cli, const struct ns_night_report *r, 
     ns_say(cli, "\n");
     ns_say(cli, "time      %s, %s computing, %s waiting for the disk\n", wall, compute, stall);
     if (r->tokens_restored + r->tokens_recomputed > 0)
-        ns_say(cli, "resumed   %" PRIu64 " tokens restored, %" PRIu64 " computed again\n", r->tokens_restored,
-               r->tokens_recomputed);
+        ns_say(cli, "resumed   %" PRIu64 " token%s restored, %" PRIu64 " computed again\n", r->tokens_restored,
+               NS_PLURAL(r->tokens_restored), r->tokens_recomputed);
     return NS_OK;
 }
 

@@ -197,9 +197,10 @@ static enum ns_code replay_all(struct ns_cli *cli, const struct trace_file *f, s
         rc = ns_answer_end(&a, cli, err);
     } else if (rc == NS_OK) {
         ns_note(cli,
-                "%s: %" PRIu32 " tokens, %" PRIu32 " layers of %" PRIu32 " experts, %" PRIu32
+                "%s: %" PRIu32 " token%s, %" PRIu32 " layer%s of %" PRIu32 " expert%s, %" PRIu32
                 " a token; share of the requests of a wave found in memory",
-                f->model, f->trace.n_tokens, f->trace.n_layers, f->trace.n_experts, f->trace.top_k);
+                f->model, f->trace.n_tokens, NS_PLURAL(f->trace.n_tokens), f->trace.n_layers,
+                NS_PLURAL(f->trace.n_layers), f->trace.n_experts, NS_PLURAL(f->trace.n_experts), f->trace.top_k);
         rc = ns_table_say(&table, cli, err);
     } else {
         ns_text_fini(&a.text);

@@ -247,13 +247,14 @@ static void say_waves(struct ns_cli *cli, const struct ns_queue_status *s, const
     ns_size_text((uint64_t)s->bytes_read, size);
     ns_size_text((uint64_t)per_second(s->recent_bytes, s->recent_ms), rate);
     ns_span_text((double)s->wall_ms / 1000, wall);
-    ns_say(cli, "last run  %" PRId64 " waves, %" PRId64 " rows, %" PRId64 " tokens, %s read in %s\n", s->waves,
-           s->wave_rows, s->wave_tokens_out, size, wall);
+    ns_say(cli, "last run  %" PRId64 " wave%s, %" PRId64 " row%s, %" PRId64 " token%s, %s read in %s\n", s->waves,
+           NS_PLURAL(s->waves), s->wave_rows, NS_PLURAL(s->wave_rows), s->wave_tokens_out,
+           NS_PLURAL(s->wave_tokens_out), size, wall);
     if (s->bytes_spilled > 0) {
         ns_size_text((uint64_t)s->bytes_spilled, size);
         ns_say(cli, "          %s of states written to disk\n", size);
     }
-    ns_say(cli, "          last %" PRId64 " waves: %.1f tokens/s, %s/s", s->recent_waves,
+    ns_say(cli, "          last %" PRId64 " wave%s: %.1f tokens/s, %s/s", s->recent_waves, NS_PLURAL(s->recent_waves),
            per_second(s->recent_tokens_out, s->recent_ms), rate);
     if (s->experts_hit + s->experts_missed > 0)
         ns_say(cli, ", %.1f %% of experts kept",

@@ -27,8 +27,9 @@ static void note_bad_lines(struct ns_cli *cli, const char *path, const struct ns
         if (report->error[i].line > 0)
             ns_note(cli, "%s: line %" PRId64 ": %s (%s)", path, report->error[i].line, report->error[i].refusal.message,
                     report->error[i].refusal.code);
-    if (report->bad > (int64_t)report->n_errors)
-        ns_note(cli, "%s: and %" PRId64 " more bad lines", path, report->bad - (int64_t)report->n_errors);
+    int64_t more = report->bad - (int64_t)report->n_errors;
+    if (more > 0)
+        ns_note(cli, "%s: and %" PRId64 " more bad line%s", path, more, NS_PLURAL(more));
 }
 
 static enum ns_code answer(struct ns_cli *cli, const char *path, const struct ns_submit_report *report,
@@ -39,15 +40,16 @@ static enum ns_code answer(struct ns_cli *cli, const char *path, const struct ns
     if (cli->json)
         return answer_json(cli, report, err);
     if (dry) {
-        ns_say(cli, "%" PRId64 " requests would be queued, %" PRId64 " lines are bad\n", report->good, report->bad);
+        ns_say(cli, "%" PRId64 " request%s would be queued, %" PRId64 " line%s bad\n", report->good,
+               NS_PLURAL(report->good), report->bad, report->bad == 1 ? " is" : "s are");
         return NS_OK;
     }
     ns_say(cli, "%s\n", report->batch_id);
     if (report->existed)
         ns_note(cli, "this file was submitted before under this name; --again makes a second copy");
     else
-        ns_note(cli, "%" PRId64 " requests queued, %" PRId64 " bad lines%s", report->good, report->bad,
-                report->continued ? " (an interrupted submit was finished)" : "");
+        ns_note(cli, "%" PRId64 " request%s queued, %" PRId64 " bad line%s%s", report->good, NS_PLURAL(report->good),
+                report->bad, NS_PLURAL(report->bad), report->continued ? " (an interrupted submit was finished)" : "");
     return NS_OK;
 }
 

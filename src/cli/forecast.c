@@ -207,11 +207,33 @@ static void compare_past(const struct ns_night_plan *plan, const struct ns_queue
     o->past.forecast_s = (struct ns_range){waves * wall.low, waves * wall.high};
 }
 
+/* Of the run before the last one too: what another model did says nothing of this one. */
+static enum ns_code read_past(struct ns_queue *queue, const char *dir, const struct ns_night_plan *plan,
+                              struct ns_queue_status *out, struct ns_error *err)
+{
+    struct ns_budget budget;
+    struct ns_config config;
+    struct ns_shards *shards = NULL;
+    char model[NS_SHA256_HEX], tokenizer[NS_SHA256_HEX], contract[NS_NIGHT_CONTRACT_SIZE];
+    ns_budget_init(&budget, "fingerprint", (size_t)4 << 30);
+    enum ns_code rc = ns_config_read(dir, &budget, &config, err);
+    if (rc != NS_OK)
+        return rc;
+    rc = ns_shards_open(dir, &budget, &shards, err);
+    if (rc == NS_OK)
+        rc = ns_fingerprint(dir, shards, &budget, model, tokenizer, err);
+    ns_night_contract(plan->engine.layers, config.n_layers, contract);
+    ns_shards_close(shards);
+    ns_config_fini(&config);
+    ns_budget_fini(&budget);
+    return rc == NS_OK ? ns_queue_read_past(queue, model, contract, out, err) : rc;
+}
+
 static enum ns_code read_queue(struct ns_cli *cli, const char *dir, const struct ns_night_plan *plan,
                                struct ns_outlook *out, struct ns_error *err)
 {
     struct ns_queue *queue = NULL;
-    struct ns_queue_status status;
+    struct ns_queue_status status, past = {0};
     if (!ns_given(cli, NS_OPT_DB) && !ns_path_exists(cli->db_path))
         return NS_OK; /* no queue yet: the waves are all there is to say */
     enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_READ, &queue, err);
@@ -219,13 +241,16 @@ static enum ns_code read_queue(struct ns_cli *cli, const char *dir, const struct
         rc = ns_queue_status_read(queue, 0, &status, err);
     if (rc == NS_OK)
         rc = ns_pending_each(cli, dir, plan->engine.context, queue, add_request, &out->load, err);
+    if (rc == NS_OK && status.waves > 0)
+        rc = read_past(queue, dir, plan, &past, err);
     ns_queue_close(queue);
     if (rc != NS_OK)
         return rc;
     expect_out(&out->load, &status);
     if (out->load.requests > 0)
         foresee_queue(plan, out);
-    compare_past(plan, &status, out);
+    out->past.is_foreign = status.waves > 0 && past.waves == 0;
+    compare_past(plan, &past, out);
     return NS_OK;
 }
 

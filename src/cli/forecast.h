@@ -33,7 +33,8 @@ struct ns_outlook {
     struct ns_range waves, time; /* of the queue; seconds */
 
     struct {
-        int64_t waves, rows; /* 0: no run yet */
+        int64_t waves, rows; /* of the last run of this model; 0: none yet */
+        bool is_foreign;     /* there are runs, but none of this model */
         double bytes, seconds, forecast_bytes;
         struct ns_range forecast_s;
     } past;

@@ -110,7 +110,8 @@ const struct ns_verb ns_verbs[] = {
      "nightshift cancel @last\nnightshift cancel '#17' '#18'\nnightshift cancel --batch @last --state queued --dry-run"},
     {"retry", "change", "[ID]...", 0, SIZE_MAX, 0,
      "queue failed, cancelled or expired requests again",
-     "The old result moves into the events; the request may be tried once more than before.",
+     "The old result moves into the events; the request may be tried once more than before. A bad line of a submitted file "
+     "holds no request and cannot be tried again: submit a corrected file.",
      "nightshift retry --batch @last --state failed\nnightshift retry @last/p3"},
     {"hold", "change", "BATCH...", 1, SIZE_MAX, 0,
      "keep batches from being started",
@@ -127,8 +128,8 @@ const struct ns_verb ns_verbs[] = {
     {"export", "results", "BATCH", 1, 1, 0,
      "write a batch's results as JSON lines",
      "Successes go to the output (standard output without -o), everything else to --errors; --merged puts all into one "
-     "file. Files appear whole or not at all; where there is nothing to write, no file is made, and one that is there "
-     "from before is left as it is, which is said. A batch that is not finished is refused (75) without --partial. "
+     "file. Files appear whole or not at all; where there is nothing to write, no file is made: results that are "
+     "there from before are left as they are, failures from before are removed, and both are said. A batch that is not finished is refused (75) without --partial. "
      "The output may not be a file that was submitted, under whatever name.\n\n"
      "Exits 1 when some requests failed and 2 when all did.",
      "nightshift export @last -o out.jsonl --errors bad.jsonl\nnightshift export @last --summary"},
@@ -167,7 +168,7 @@ const struct ns_option ns_options[] = {
     {NS_OPT_MODEL, "model", 'm', NS_ARG_TEXT, "DIR", "run plan bench simulate", "directory of the checkpoint"},
     {NS_OPT_MEMORY, "memory", 'M', NS_ARG_SIZE, "SIZE", "run plan bench simulate",
      "ceiling of memory, as 8G or 512Mi (default: what is free, less a margin)"},
-    {NS_OPT_THREADS, "threads", 't', NS_ARG_NUMBER, "N", "run plan bench", "compute threads (default: physical cores)"},
+    {NS_OPT_THREADS, "threads", 't', NS_ARG_NUMBER, "N", "run plan bench", "compute threads (default: physical cores; at most 64, or four a core)"},
     {NS_OPT_ISA, "isa", 0, NS_ARG_CHOICE, "ref|avx2|avx512|neon", "run plan bench",
      "widest instruction set to use; the answers are the same with each"},
     {NS_OPT_WAVE_ROWS, "wave-rows", 0, NS_ARG_NUMBER, "N", "run plan", "most rows of a wave (default: chosen)"},
@@ -211,7 +212,7 @@ const struct ns_option ns_options[] = {
     {NS_OPT_PARTIAL, "partial", 0, NS_ARG_NONE, NULL, "export", "export what is there although the batch is not finished"},
     {NS_OPT_SUMMARY, "summary", 0, NS_ARG_NONE, NULL, "export", "print counts, accuracy and tokens instead of results"},
     {NS_OPT_RAW, "raw", 0, NS_ARG_NONE, NULL, "get show", "print control characters as they are, also on a terminal"},
-    {NS_OPT_DEEP, "deep", 0, NS_ARG_NONE, NULL, "doctor", "also read every page and every side file"},
+    {NS_OPT_DEEP, "deep", 0, NS_ARG_NONE, NULL, "doctor", "also read all of every side file, and compare every sum"},
     {NS_OPT_REASON, "reason", 0, NS_ARG_TEXT, "TEXT", "pause drain", "why, for status"},
     {NS_OPT_MAN, "man", 0, NS_ARG_NONE, NULL, "help", "print the text as a manual page"},
     {NS_OPT_DB, "db", 'd', NS_ARG_TEXT, "PATH", "*", "the queue's database (else $NIGHTSHIFT_DB, else ./queue.db)"},

@@ -19,6 +19,7 @@ void ns_plan_note(struct ns_cli *cli, const struct ns_night_plan *p)
 {
     const struct ns_ceiling_view *v = &p->view;
     const struct ns_plan *e = &p->engine;
+    uint64_t sequences = ns_plan_sequences(e, 1024);
     char a[16], b[16], c[16], d[16], f[16];
     if (v->is_chosen)
         ns_note(cli, "memory: %s of the %s that are free, less %s promised to others and a margin of %s",
@@ -26,10 +27,11 @@ void ns_plan_note(struct ns_cli *cli, const struct ns_night_plan *p)
                 size_of(v->margin_bytes, d));
     ns_note(cli,
             "plan: %s in all; %s for waves of up to %" PRIu32
-            " rows, %s of weights in flight, %s for weights that stay "
-            "(%s dense, %" PRIu32 " experts) or states of up to %" PRIu64 " sequences of 1024 positions",
-            size_of(p->ceiling_bytes, a), size_of(e->share[NS_SHARE_ROWS], b), e->rows_max,
+            " row%s, %s of weights in flight, %s for weights that stay "
+            "(%s dense, %" PRIu32 " expert%s) or states of up to %" PRIu64 " sequence%s of 1024 positions",
+            size_of(p->ceiling_bytes, a), size_of(e->share[NS_SHARE_ROWS], b), e->rows_max, NS_PLURAL(e->rows_max),
             size_of(e->share[NS_SHARE_TILES] + e->share[NS_SHARE_EXPERTS], c),
             size_of(e->share[NS_SHARE_RESIDENT] + e->share[NS_SHARE_STATES], d),
-            size_of(e->keep.trunk_bytes + e->keep.head_bytes, f), e->keep.experts, ns_plan_sequences(e, 1024));
+            size_of(e->keep.trunk_bytes + e->keep.head_bytes, f), e->keep.experts, NS_PLURAL(e->keep.experts),
+            sequences, NS_PLURAL(sequences));
 }

@@ -72,10 +72,10 @@ static void draw_block(struct ns_progress *p)
     ns_size_text((uint64_t)rate(r->bytes_read, r->wall_ns), per_s);
     snprintf(line[0], LINE_BYTES, "%" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " left", r->requests_done,
              r->requests_failed, r->requests_left);
-    snprintf(line[1], LINE_BYTES, "wave %" PRIu64 ": last took %s, %" PRIu64 " rows so far, %s since the start",
-             r->waves + 1, wave, r->rows, elapsed);
-    snprintf(line[2], LINE_BYTES, "%" PRIu64 " tokens (%.1f/s), %s read (%s/s)", r->tokens_out,
-             rate(r->tokens_out, r->wall_ns), size, per_s);
+    snprintf(line[1], LINE_BYTES, "wave %" PRIu64 ": last took %s, %" PRIu64 " row%s so far, %s since the start",
+             r->waves + 1, wave, r->rows, NS_PLURAL(r->rows), elapsed);
+    snprintf(line[2], LINE_BYTES, "%" PRIu64 " token%s (%.1f/s), %s read (%s/s)", r->tokens_out,
+             NS_PLURAL(r->tokens_out), rate(r->tokens_out, r->wall_ns), size, per_s);
     unsigned width = terminal_width();
     clear_block(p);
     for (unsigned i = 0; i < BLOCK_LINES; i++)
@@ -92,9 +92,9 @@ static void say_line(struct ns_progress *p)
     clear_block(p);
     fprintf(stderr,
             "%s wave %" PRIu64 ": %" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " left; %" PRIu64
-            " tokens (%.1f/s), %s read\n",
+            " token%s (%.1f/s), %s read\n",
             now, r->waves, r->requests_done, r->requests_failed, r->requests_left, r->tokens_out,
-            rate(r->tokens_out, r->wall_ns), size);
+            NS_PLURAL(r->tokens_out), rate(r->tokens_out, r->wall_ns), size);
 }
 
 void ns_progress_begin(struct ns_answer_json *a, struct ns_cli *cli, const char *type)

@@ -15,6 +15,19 @@ enum ns_code ns_cli_read_isa(const char *word, uint32_t *out, struct ns_error *e
     return NS_OK;
 }
 
+enum ns_code ns_cli_read_threads(const struct ns_cli *cli, unsigned *out, struct ns_error *err)
+{
+    static const uint64_t per_core = 4, always = 64;
+    uint64_t cores = ns_cpu_physical(), most = cores * per_core > always ? cores * per_core : always;
+    uint64_t asked = cli->args.number[NS_OPT_THREADS];
+    if (asked > most)
+        return ns_error_set(err, NS_USAGE,
+                            "--threads %" PRIu64 ": at most %" PRIu64 " are allowed here, with %" PRIu64 " core%s",
+                            asked, most, cores, NS_PLURAL(cores));
+    *out = (unsigned)asked;
+    return NS_OK;
+}
+
 enum ns_code ns_cli_read_night(struct ns_cli *cli, const char *why, struct ns_night_options *out, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
@@ -22,7 +35,6 @@ enum ns_code ns_cli_read_night(struct ns_cli *cli, const char *why, struct ns_ni
         .db_path = cli->db_path,
         .model_dir = args->text[NS_OPT_MODEL],
         .memory_bytes = args->number[NS_OPT_MEMORY],
-        .n_threads = (unsigned)args->number[NS_OPT_THREADS],
         .wave_rows = (uint32_t)args->number[ns_given(cli, NS_OPT_ROWS) ? NS_OPT_ROWS : NS_OPT_WAVE_ROWS],
         .context = (uint32_t)args->number[NS_OPT_CONTEXT],
         .layers = (uint32_t)args->number[NS_OPT_LAYERS],
@@ -33,5 +45,6 @@ enum ns_code ns_cli_read_night(struct ns_cli *cli, const char *why, struct ns_ni
         return ns_error_set(err, NS_USAGE, "%s", why);
     if (ns_given(cli, NS_OPT_SPILL_LIMIT) && !out->spill_dir)
         return ns_error_set(err, NS_USAGE, "--spill-limit wants --spill DIR");
-    return ns_cli_read_isa(args->text[NS_OPT_ISA], &out->cpu, err);
+    enum ns_code rc = ns_cli_read_threads(cli, &out->n_threads, err);
+    return rc == NS_OK ? ns_cli_read_isa(args->text[NS_OPT_ISA], &out->cpu, err) : rc;
 }

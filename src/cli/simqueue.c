@@ -177,8 +177,9 @@ static enum ns_code run_modes(struct ns_cli *cli, const struct ns_sim_options *o
         ns_json_close_array(&a.w);
         rc = ns_answer_end(&a, cli, err);
     } else if (rc == NS_OK) {
-        ns_note(cli, "%zu requests, %zu sequences, %" PRIu64 " tokens in and at most %" PRIu64 " out; routing %s",
-                l->requests, l->n, l->tokens_in, l->tokens_out, routing);
+        ns_note(cli, "%zu request%s, %zu sequence%s, %" PRIu64 " token%s in and at most %" PRIu64 " out; routing %s",
+                l->requests, NS_PLURAL(l->requests), l->n, NS_PLURAL(l->n), l->tokens_in, NS_PLURAL(l->tokens_in),
+                l->tokens_out, routing);
         rc = ns_table_say(&table, cli, err);
     } else if (cli->json) {
         ns_text_fini(&a.text);

@@ -105,8 +105,9 @@ enum ns_code ns_spill_open(struct ns_engine *e, struct ns_error *err)
     s->log_floats = ns_kda_log_floats(&e->config);
     s->slice_bytes = sizes.slice_bytes;
     s->file_bytes = sizes.file_bytes;
-    say_limits(e);
     enum ns_code rc = ns_dir_make(e->options.spill_dir, err);
+    if (rc == NS_OK)
+        say_limits(e);
     if (rc == NS_OK)
         rc = ns_iopool_open(READERS, &s->pool, err);
     return rc;

@@ -165,7 +165,7 @@ static enum ns_code add_prompt(struct encoding *e, struct ns_ids *ids, uint32_t 
     }
     if (ids->n > context || context - ids->n < needed) {
         ns_refusal_set(e->refusal, 400, "context_length_exceeded", param,
-                       "%s has %zu tokens%s, the context of this run is %" PRIu32, param, ids->n,
+                       "%s has %zu token%s%s, the context of this run is %" PRIu32, param, ids->n, NS_PLURAL(ids->n),
                        needed ? " and at least one more is to be generated" : "", context);
         return NS_INPUT;
     }

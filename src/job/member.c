@@ -299,8 +299,8 @@ bool ns_parse_check_whole(struct ns_parse *p)
     if (r->kind == NS_KIND_CHOICE && !p->has_choices)
         return ns_parse_refuse(p, "missing_required_parameter", "choices", "choices is missing");
     if (r->has_answer && r->answer >= r->n_choices)
-        return ns_parse_refuse(p, "invalid_value", "answer", "answer is %" PRIu32 ", there are %zu choices", r->answer,
-                               r->n_choices);
+        return ns_parse_refuse(p, "invalid_value", "answer", "answer is %" PRIu32 ", there %s %zu choice%s", r->answer,
+                               r->n_choices == 1 ? "is" : "are", r->n_choices, NS_PLURAL(r->n_choices));
     if (r->has_expected && r->kind == NS_KIND_CHOICE)
         return ns_parse_refuse(p, "invalid_value", "expected", "a choice item has an answer, not an expected text");
     if (r->kind != NS_KIND_CHOICE && r->max_tokens == 0 && !r->echo)

@@ -20,23 +20,26 @@ static void close_all(struct opened *o)
     ns_ceiling_close(&o->ceiling);
 }
 
+void ns_night_contract(uint32_t layers, uint32_t of, char out[NS_NIGHT_CONTRACT_SIZE])
+{
+    if (layers < of)
+        (void)snprintf(out, NS_NIGHT_CONTRACT_SIZE, NS_CONTRACT ", %" PRIu32 " layers", layers);
+    else
+        (void)snprintf(out, NS_NIGHT_CONTRACT_SIZE, NS_CONTRACT);
+}
+
 static enum ns_code read_job_model(const struct ns_night_options *options, struct opened *o, struct ns_error *err)
 {
     char path[4096];
-    int n = snprintf(path, sizeof path, "%s/generation_config.json", options->model_dir);
-    if (n < 0 || (size_t)n >= sizeof path)
-        return ns_error_set(err, NS_INPUT, "the path of the model is too long");
     char *text = NULL;
     size_t text_n = 0;
-    enum ns_code rc = NS_OK;
-    if (ns_path_exists(path))
+    enum ns_code rc = ns_path_format(path, sizeof path, NS_INPUT, err, "%s/generation_config.json", options->model_dir);
+    if (rc == NS_OK && ns_path_exists(path))
         rc = ns_file_slurp(path, (size_t)1 << 20, &o->ceiling.desk, &text, &text_n, err);
     const struct ns_config *config = ns_engine_config(o->engine);
     uint32_t layers = ns_engine_plan(o->engine)->layers;
-    char contract[32] = NS_CONTRACT;
-    /* another contract: such answers never mix with the model's, and say what they are */
-    if (layers < config->n_layers)
-        (void)snprintf(contract, sizeof contract, NS_CONTRACT ", %" PRIu32 " layers", layers);
+    char contract[NS_NIGHT_CONTRACT_SIZE];
+    ns_night_contract(layers, config->n_layers, contract);
     if (rc == NS_OK)
         rc = ns_job_model_init(&o->job, o->tokenizer, ns_engine_fingerprint(o->engine), contract, config->vocab,
                                ns_engine_context(o->engine), config->eos, text, text_n, err);

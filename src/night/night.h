@@ -92,6 +92,11 @@ struct ns_night_options {
 NS_MUST_CHECK enum ns_code ns_night_run(const struct ns_night_options *options, struct ns_night_report *report,
                                         struct ns_error *err);
 
+/* The contract of answers by the first layers of a model with so many: answers of less than the whole model never mix with
+ * the model's, and say what they are. */
+#define NS_NIGHT_CONTRACT_SIZE 32
+void ns_night_contract(uint32_t layers, uint32_t of, char out[NS_NIGHT_CONTRACT_SIZE]);
+
 /* For whom memory was divided, and whether it has to be divided anew. */
 struct ns_night_division {
     uint64_t longest_body, longest_new; /* of the requests known then: bytes, tokens to come; UINT64_MAX: of any */

@@ -116,6 +116,7 @@ static enum ns_code change_each(struct ns_queue *q, const char *verb, const stru
 {
     change->changed = 0;
     change->already = 0;
+    change->refused = 0;
     struct target *targets = ns_budget_take(q->budget, CHUNK * sizeof *targets, err);
     if (!targets)
         return NS_BUDGET;
@@ -185,6 +186,7 @@ static enum ns_code retry_one(struct ns_queue *q, const struct target *t, int64_
         strcmp(t->state, "failed") == 0 || strcmp(t->state, "cancelled") == 0 || strcmp(t->state, "expired") == 0;
     if (!is_over || t->refused) {
         change->already++;
+        change->refused += t->refused;
         return NS_OK;
     }
     change->changed++;

@@ -93,8 +93,8 @@ static enum ns_code check_batch(struct exporting *e, struct ns_error *err)
     else if (waiting + running > 0 && !e->o->partial) {
         e->report->missing = waiting + running;
         rc = ns_error_set(err, NS_BUSY,
-                          "%s is not finished: %" PRId64 " of its requests are waiting and %" PRId64 " running",
-                          ns_sql_text(stmt, 0), waiting, running);
+                          "%s is not finished: %" PRId64 " of its requests %s waiting and %" PRId64 " running",
+                          ns_sql_text(stmt, 0), waiting, waiting == 1 ? "is" : "are", running);
     } else
         rc = check_targets(e, ns_sql_text(stmt, 1), err);
     ns_sql_end(stmt);
@@ -180,12 +180,25 @@ static enum ns_code export_page(struct exporting *e, bool *more, struct ns_error
     return rc;
 }
 
-/* A file that has no lines is not made, and one that is there from before is not destroyed for nothing. */
-static enum ns_code finish_sink(struct sink *s, bool *untouched, struct ns_error *err)
+/* A file that has no lines is not made. */
+static enum ns_code finish_sink(struct sink *s, bool *is_empty, struct ns_error *err)
 {
     enum ns_code rc = s->file ? ns_out_commit(s->file, err) : NS_OK;
-    *untouched = s->path && !s->file;
+    *is_empty = s->path && !s->file;
     s->file = NULL;
+    return rc;
+}
+
+/* Failures of an earlier export would be taken for those of this one. Results are not destroyed for nothing. */
+static enum ns_code remove_old_errors(const char *path, bool *removed, struct ns_error *err)
+{
+    char real[NS_PATH_SIZE];
+    if (strcmp(path, "-") == 0 || !ns_path_exists(path) || ns_path_is_stream(path))
+        return NS_OK;
+    enum ns_code rc = ns_path_real(path, real, err); /* of a link, what it points to */
+    if (rc == NS_OK)
+        rc = ns_file_unlink(real, err);
+    *removed = rc == NS_OK;
     return rc;
 }
 
@@ -199,6 +212,7 @@ enum ns_code ns_queue_export(struct ns_queue *queue, int64_t batch_id, const str
                           .report = report,
                           .output = {.path = options->output},
                           .errors = {.path = options->errors}};
+    bool no_errors = false;
     enum ns_code rc = check_batch(&e, err);
     if (rc != NS_OK)
         return rc;
@@ -207,9 +221,11 @@ enum ns_code ns_queue_export(struct ns_queue *queue, int64_t batch_id, const str
         rc = export_page(&e, &more, err);
     ns_text_fini(&e.line);
     if (rc == NS_OK)
-        rc = finish_sink(&e.errors, &report->errors_untouched, err);
+        rc = finish_sink(&e.errors, &no_errors, err);
     if (rc == NS_OK)
         rc = finish_sink(&e.output, &report->output_untouched, err);
+    if (rc == NS_OK && no_errors)
+        rc = remove_old_errors(options->errors, &report->errors_removed, err);
     if (e.output.file)
         ns_out_abort(e.output.file);
     if (e.errors.file)

@@ -364,6 +364,9 @@ struct ns_queue_status {
     int64_t recent_waves, recent_tokens_out, recent_ms, recent_bytes;
     int64_t wal_bytes;
 };
+/* What the last run of a model did: the waves of that run, into the fields of a status. waves 0: it did none here. */
+NS_MUST_CHECK enum ns_code ns_queue_read_past(struct ns_queue *queue, const char *fingerprint, const char *contract,
+                                              struct ns_queue_status *out, struct ns_error *err);
 /* batch_id 0: the whole queue. */
 NS_MUST_CHECK enum ns_code ns_queue_status_read(struct ns_queue *queue, int64_t batch_id, struct ns_queue_status *out,
                                                 struct ns_error *err);
@@ -430,6 +433,7 @@ struct ns_change {
     bool dry_run;
     int64_t changed; /* out: requests or batches that changed (or would) */
     int64_t already; /* out: selected but finished, nothing to do */
+    int64_t refused; /* out: of these already, bad lines of a file: no request that could be tried again */
 };
 /* Waiting requests end at once, with a result row; running ones are asked and end at the next wave edge. A whole batch
  * (selection of the batch alone) becomes cancelling. */
@@ -464,8 +468,8 @@ struct ns_export_report {
     int64_t written, failures; /* lines in output (successes) and failed lines, written or not */
     int64_t missing;           /* not finished */
     int64_t damaged;           /* stored rows that do not parse: skipped and counted */
-    /* nothing was written there: no lines. What the files held before they hold still. */
-    bool output_untouched, errors_untouched;
+    bool output_untouched;     /* no lines: what the file held before it holds still */
+    bool errors_removed;       /* no lines, and a file of an earlier export was there */
 };
 /* Streams in constant memory, one short read transaction per 10,000 rows. Files appear complete (temp, sync, rename)
  * or not at all; without a line nothing is made, emptied or replaced. Refused: NS_CANTCREAT when an output is the input
@@ -489,13 +493,13 @@ NS_MUST_CHECK enum ns_code ns_queue_get(struct ns_queue *queue, int64_t batch_id
 
 /* invariant: "I1".."I9", "integrity", "foreign keys", "json", "library" (a note). ref: a row id or 0. */
 typedef void (*ns_finding_fn)(void *arg, const char *invariant, bool is_note, int64_t ref, const char *text);
-/* Reads a side file whole and compares it with its checksum; what is in it is the engine's business. */
-typedef enum ns_code (*ns_side_check_fn)(const char *path, const char *checksum, struct ns_budget *budget,
+/* Compares a side file with its checksum, and all it holds when whole is asked for; what that is is the engine's business. */
+typedef enum ns_code (*ns_side_check_fn)(const char *path, const char *checksum, bool whole, struct ns_budget *budget,
                                          struct ns_error *err);
 
 struct ns_doctor_options {
-    bool deep;                   /* checksums, and JSON of every column */
-    ns_side_check_fn check_side; /* deep: for every named side file; NULL: sizes only */
+    bool deep;                   /* whole side files, and JSON of every column */
+    ns_side_check_fn check_side; /* for every named side file; NULL: sizes only */
 };
 /* Calls each finding; *n_findings counts those that are not notes. */
 NS_MUST_CHECK enum ns_code ns_queue_doctor(struct ns_queue *queue, const struct ns_doctor_options *options,

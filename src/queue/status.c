@@ -209,7 +209,7 @@ static enum ns_code read_totals(struct ns_queue *q, int64_t batch_id, struct ns_
     return rc == NS_OK ? read_numbers(q, stmt, unfinished, NS_COUNT(unfinished), err) : rc;
 }
 
-static enum ns_code read_waves(struct ns_queue *q, struct ns_queue_status *o, struct ns_error *err)
+static enum ns_code read_run(struct ns_queue *q, int64_t runner_id, struct ns_queue_status *o, struct ns_error *err)
 {
     sqlite3_stmt *stmt = NULL;
     int64_t *const last[] = {&o->waves,          &o->wave_rows, &o->wave_tokens_out, &o->bytes_read, &o->experts_hit,
@@ -219,10 +219,33 @@ static enum ns_code read_waves(struct ns_queue *q, struct ns_queue_status *o, st
                     "SELECT COUNT(*), SUM(n_tokens_in), SUM(n_tokens_out), SUM(bytes_read), SUM(cache_hits),"
                     " SUM(cache_misses), SUM(io_ms), SUM(compute_ms), SUM(ended_at - began_at),"
                     " SUM(json_extract(detail, '$.spill_written_bytes')) FROM waves"
-                    " WHERE runner_id = (SELECT runner_id FROM waves ORDER BY id DESC LIMIT 1)",
-                    "");
+                    " WHERE runner_id = ?",
+                    "i", runner_id);
+    return rc == NS_OK ? read_numbers(q, stmt, last, NS_COUNT(last), err) : rc;
+}
+
+/* A run serves one model, which the batches of its requests are bound to. */
+enum ns_code ns_queue_read_past(struct ns_queue *queue, const char *fingerprint, const char *contract,
+                                struct ns_queue_status *out, struct ns_error *err)
+{
+    int64_t runner_id = 0;
+    enum ns_code rc = ns_sql_value(
+        queue, &runner_id, NULL, err,
+        "SELECT MAX(a.runner_id) FROM attempts a JOIN requests r ON r.id = a.request_id JOIN batches b ON"
+        " b.id = r.batch_id JOIN models m ON m.id = b.model_id WHERE m.fingerprint = ?1 AND"
+        " json_extract(m.info, '$.contract') = ?2 AND EXISTS (SELECT 1 FROM waves w WHERE w.runner_id = a.runner_id)",
+        "tt", fingerprint, contract);
+    return rc == NS_OK ? read_run(queue, runner_id, out, err) : rc;
+}
+
+static enum ns_code read_waves(struct ns_queue *q, struct ns_queue_status *o, struct ns_error *err)
+{
+    sqlite3_stmt *stmt = NULL;
+    int64_t runner_id = 0;
+    enum ns_code rc =
+        ns_sql_value(q, &runner_id, NULL, err, "SELECT runner_id FROM waves ORDER BY id DESC LIMIT 1", "");
     if (rc == NS_OK)
-        rc = read_numbers(q, stmt, last, NS_COUNT(last), err);
+        rc = read_run(q, runner_id, o, err);
     int64_t *const recent[] = {&o->recent_waves, &o->recent_tokens_out, &o->recent_ms, &o->recent_bytes};
     if (rc == NS_OK)
         rc = ns_sql_rows(q, &stmt, err,

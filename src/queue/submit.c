@@ -257,9 +257,9 @@ static enum ns_code finish_batch(struct ns_import *im, const struct ns_submit_op
         rc = refuse_batch(im, err);
     if (rc == NS_OK)
         rc = ns_error_set(err, NS_INPUT,
-                          "%" PRId64 " of %" PRId64 " lines are bad; the first is line %" PRId64 ": %s: %s", r->bad,
-                          r->lines, r->n_errors ? r->error[0].line : 0, r->n_errors ? r->error[0].refusal.code : "",
-                          r->n_errors ? r->error[0].refusal.message : "");
+                          "%" PRId64 " of %" PRId64 " line%s %s bad; the first is line %" PRId64 ": %s: %s", r->bad,
+                          r->lines, NS_PLURAL(r->lines), r->bad == 1 ? "is" : "are", r->n_errors ? r->error[0].line : 0,
+                          r->n_errors ? r->error[0].refusal.code : "", r->n_errors ? r->error[0].refusal.message : "");
     return rc;
 }
 
@@ -297,10 +297,9 @@ static enum ns_code submit_spooled(struct ns_import *im, const char *path, const
     if (!must_spool(path))
         return submit_file(im, path, path, o, lock_path, err);
     char temp[NS_PATH_SIZE];
-    int n = snprintf(temp, sizeof temp, "%s.input-%" PRId64, near, ns_host_pid());
-    if (n < 0 || (size_t)n >= sizeof temp)
-        return ns_error_set(err, NS_USAGE, "the path of the queue is too long");
-    enum ns_code rc = spool(path, temp, im->q->budget, err);
+    enum ns_code rc = ns_path_format(temp, sizeof temp, NS_USAGE, err, "%s.input-%" PRId64, near, ns_host_pid());
+    if (rc == NS_OK)
+        rc = spool(path, temp, im->q->budget, err);
     if (rc == NS_OK)
         rc = submit_file(im, temp, path, o, lock_path, err);
     enum ns_code gone = ns_file_unlink(temp, rc == NS_OK ? err : NULL);

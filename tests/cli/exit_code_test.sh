@@ -19,6 +19,14 @@ exits 64 "run without a model" run
 exits 64 "an empty name" run --model ""
 check "it is named" err_has "--model needs an argument (DIR)"
 exits 64 "an empty database" -d "" status
+for verb in run plan "bench wave" "bench kernels"; do
+    # shellcheck disable=SC2086
+    exits 64 "more threads than are of use: $verb" $verb --threads 9999 $([ "$verb" = "bench kernels" ] || echo --model "$demo")
+    check "what was asked for and the limit" sh -c "grep -qE -e '--threads 9999: at most [0-9]+ are allowed here, with [0-9]+ core' err"
+done
+long=$(printf '%05000d' 0)
+exits 64 "a long path of a queue" init -d "$long"
+check "both numbers" err_has "has 5005 bytes, at most 4095 are allowed"
 exits 64 "no such kernel" bench kernels nosuchkernel --isa ref --threads 1
 exits 64 "JSON" frob --json
 check "an object" [ "$(field err '$.code') $(field err '$.type')" = "usage error" ]

@@ -35,7 +35,7 @@ check "two bad lines" [ "$(wc -l <bad.jsonl)" -eq 2 ]
 check "the first is line 4" [ "$(field first.json '$.response.body.x_local.line')" = 4 ]
 check "the second is line 5" [ "$(field second.json '$.response.body.x_local.line')" = 5 ]
 
-# results replace what was there; a file of failures that are no longer there stays, and that is said
+# results replace what was there; a file of failures that are no longer there goes, and that is said
 exits 0 "run" run --model "$demo"
 exits 1 "export" export @last -o out.jsonl --errors bad.jsonl
 check "two results" [ "$(wc -l <out.jsonl)" -eq 2 ]
@@ -44,8 +44,17 @@ sed -n 1,2p mixed.jsonl >good.jsonl
 "$NIGHTSHIFT" submit -q good.jsonl >/dev/null
 exits 0 "run" run --model "$demo"
 exits 0 "export without failures" export @last -o out.jsonl --errors bad.jsonl
-check "the old failures are not destroyed" [ "$(wc -l <bad.jsonl)" -eq 2 ]
-check "it says so" err_has "bad.jsonl was left as it is"
+check "the old failures are not taken for new ones" [ ! -e bad.jsonl ]
+check "it says so" err_has "bad.jsonl was removed, since there are no failures"
+ln -s kept.jsonl link.jsonl
+echo old >kept.jsonl
+exits 0 "errors into a link" export @last -o out.jsonl --errors link.jsonl
+check "what it points to is gone" [ ! -e kept.jsonl ]
+mkdir folder
+exits 74 "errors into a folder" export @last -o out.jsonl --errors folder
+check "it stays" [ -d folder ]
+exits 0 "errors into a pipe" export @last -o out.jsonl --errors /dev/null
+check "it stays" [ -c /dev/null ]
 
 # one meaning of tokens: those that were generated. Choices are read.
 "$NIGHTSHIFT" submit -q --again good.jsonl >/dev/null

@@ -37,6 +37,8 @@ refused "list by a relative path" list -d far/queue.db
 refused "export" export @last
 refused "doctor" doctor
 refused "run" run --model "$demo"
+ln -s ../far/queue.db near/link.db
+refused "a link from a local disk" list -d near/link.db
 on_nfs status --json
 check "in JSON: 78" [ "$rc" -eq 78 ]
 check "in JSON: config" [ "$(field err '$.code')" = config ]

@@ -54,6 +54,26 @@ check "of another one" [ "$(models_of "$half")" != "$(models_of "$again")" ]
 answers "$half" >got
 check "the first ones stay" cmp -s want got
 
+# ---- a plan compares itself with the last run of its own model
+last_run() { # MODEL
+    try plan --json --model "$1" --memory 400M --disk-rate 1G --compute-rate 50
+    field out '$.last_run.rows'
+}
+rows_of() { # the run of which batch
+    sql "SELECT sum(n_tokens_in) FROM waves WHERE runner_id = (SELECT max(a.runner_id) FROM attempts a JOIN requests r
+         ON r.id = a.request_id JOIN batches b ON b.id = r.batch_id WHERE b.public_id = '$1')"
+}
+head -n 3 job.jsonl >three.jsonl
+three=$("$NIGHTSHIFT" submit -q three.jsonl)
+exits 0 "less for the other model" run --model weight --memory 400M
+check "the other model's last run is its own" [ "$(last_run weight)" = "$(rows_of "$three")" ]
+check "the first model's is one before" [ "$(last_run "$demo")" = "$(rows_of "$half")" ]
+check "they can be told apart" [ "$(rows_of "$three")" != "$(rows_of "$half")" ]
+check "less of a model is another one" [ -z "$(try plan --json --layers 2 --model "$demo" --memory 400M \
+    --disk-rate 1G --compute-rate 50 && field out '$.last_run.rows')" ]
+exits 0 "in text" plan --layers 2 --model "$demo" --memory 400M --disk-rate 1G --compute-rate 50
+check "it says so" out_has "was of another model"
+
 # ---- another context: what was put aside is used or computed again, and the answers are those of the model
 for i in 1 2 3 4; do # 203 positions each: they fit into both contexts
     echo "{\"custom_id\":\"g$i\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{\"model\":\"m\",\"prompt\":[$i,7,9],\"max_tokens\":200,\"ignore_eos\":true}}"

@@ -57,6 +57,13 @@ run_with "room for none" --memory "$floor" --spill states --spill-limit 1000
 check "the same answers with none" cmp -s got want
 check "it says so" err_has "no state is spilled"
 
+# a folder in a folder that is not there cannot be made, and that is all there is to say
+fresh_queue
+"$NIGHTSHIFT" submit -q work.jsonl >/dev/null
+exits 73 "a folder that cannot be made" run --model "$demo" --context 256 --memory "$floor" --spill missing/states
+check "it is named" err_has "missing/states"
+check "and no other reason" sh -c '! grep -q "no state is spilled" err'
+
 # C76: the folder's disk is smaller than the limit
 mkdir small
 if mount -t tmpfs -o size=1m none small 2>/dev/null; then
