@@ -74,8 +74,18 @@ static enum ns_code run_command(struct ns_cli *cli, struct ns_error *err)
     return ns_error_set(err, NS_INTERNAL, "the verb \"%s\" has no command", cli->verb->name);
 }
 
+/* The queue's file. By a link it is called what the file is called: its lock and its states lie beside it under that name,
+ * and two runners by two names would not meet. */
+static const char *db_path_of(const struct ns_cli *cli, char real[4096])
+{
+    const char *given = getenv("NIGHTSHIFT_DB");
+    const char *path = ns_given(cli, NS_OPT_DB) ? cli->args.text[NS_OPT_DB] : given && *given ? given : "queue.db";
+    return ns_path_is_link(path) && ns_path_real(path, real, NULL) == NS_OK ? real : path;
+}
+
 int main(int argc, char **argv)
 {
+    char real[4096];
     struct ns_cli cli = {0};
     struct ns_error err = {0};
     ns_host_fill_streams();
@@ -94,8 +104,7 @@ int main(int argc, char **argv)
     } else {
         if (cli.verb && cli.verb->flags & NS_VERB_COMPUTES)
             let_waiting_threads_block(argv);
-        const char *db = getenv("NIGHTSHIFT_DB");
-        cli.db_path = ns_given(&cli, NS_OPT_DB) ? cli.args.text[NS_OPT_DB] : db && *db ? db : "queue.db";
+        cli.db_path = db_path_of(&cli, real);
         ns_signal_install();
         rc = run_command(&cli, &err);
     }

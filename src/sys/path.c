@@ -267,6 +267,12 @@ bool ns_path_exists(const char *path)
     return stat(path, &st) == 0;
 }
 
+bool ns_path_is_link(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+}
+
 bool ns_path_may_write(const char *path)
 {
     return faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) == 0;

@@ -56,6 +56,7 @@ NS_MUST_CHECK enum ns_code ns_dir_sync(const char *path, struct ns_error *err);
 typedef enum ns_code (*ns_dir_each_fn)(void *arg, const char *name, uint64_t bytes, struct ns_error *err);
 NS_MUST_CHECK enum ns_code ns_dir_each(const char *path, ns_dir_each_fn each, void *arg, struct ns_error *err);
 bool ns_path_exists(const char *path);
+bool ns_path_is_link(const char *path); /* itself; a link among its folders does not count */
 /* A path built into out. code with its length and the limit when it does not fit; out then holds its beginning. */
 NS_MUST_CHECK enum ns_code ns_path_format(char *out, size_t size, enum ns_code code, struct ns_error *err,
                                           const char *fmt, ...) NS_PRINTF(5, 6);

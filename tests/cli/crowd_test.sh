@@ -64,4 +64,21 @@ check "nothing failed" [ "$(sql "SELECT count(*) FROM requests WHERE state = 'fa
 sql "SELECT r.line_no, x.content_sha256 FROM results x JOIN requests r ON r.id = x.request_id JOIN batches b ON
      b.id = r.batch_id WHERE b.public_id = '$main' ORDER BY 1" >got
 check "the crowd shows in no answer" cmp -s want got
+
+# ---- one queue by two names is one queue: its runner is seen by the other name too
+for i in 1 2 3 4; do
+    echo "{\"custom_id\":\"g$i\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{\"model\":\"m\",\"prompt\":[$i,7,9],\"max_tokens\":64}}"
+done >named.jsonl
+fresh_queue
+mkdir elsewhere
+ln -s "$NIGHTSHIFT_DB" elsewhere/link.db
+exits 0 "submit by a link" -d elsewhere/link.db submit named.jsonl
+start run --model "$demo" --memory 400M --keep
+check "it runs" until_true 60 runner_is running
+exits 75 "a second one by the link" -d elsewhere/link.db run --model "$demo" --memory 400M
+check "it names the first" err_has "pid $child"
+check "nothing lies beside the link" [ "$(ls -A elsewhere)" = link.db ]
+kill -TERM "$child"
+end_of "$child"
+check "the first was not disturbed" [ "$rc" -eq 0 ]
 finish
