@@ -159,7 +159,8 @@ NS_MUST_CHECK enum ns_code ns_tokenizer_encode(const struct ns_tokenizer *tok, c
 /* Bytes of one token (special ids: their spelling). Borrowed. NS_INPUT for ids outside the vocabulary. */
 NS_MUST_CHECK enum ns_code ns_tokenizer_bytes(const struct ns_tokenizer *tok, uint32_t id, const uint8_t **bytes,
                                               size_t *n, bool *special, struct ns_error *err);
-uint32_t ns_tokenizer_base(const struct ns_tokenizer *tok);                      /* first special id */
+uint32_t ns_tokenizer_longest(const struct ns_tokenizer *tok); /* bytes of a token below base, at most */
+uint32_t ns_tokenizer_base(const struct ns_tokenizer *tok);    /* first special id */
 uint32_t ns_tokenizer_special(const struct ns_tokenizer *tok, const char *name); /* NS_NO_TOKEN: no such marker */
 /* The pieces of the pre-tokeniser, for tests: each gets every piece in order. */
 typedef void (*ns_piece_fn)(void *arg, const char *piece, size_t n);

@@ -130,6 +130,11 @@ void ns_tokenizer_close(struct ns_tokenizer *tok)
     ns_budget_give(budget, tok);
 }
 
+uint32_t ns_tokenizer_longest(const struct ns_tokenizer *tok)
+{
+    return tok->max_token_bytes;
+}
+
 uint32_t ns_tokenizer_base(const struct ns_tokenizer *tok)
 {
     return tok->base;

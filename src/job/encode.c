@@ -97,6 +97,8 @@ enum ns_code ns_job_model_init(struct ns_job_model *out, const struct ns_tokeniz
 
 /* ---- encoding ----------------------------------------------------------------------------------------------------------- */
 
+enum { LARGE_TEXT = 65536 };
+
 struct encoding {
     const struct ns_request *request;
     const struct ns_job_model *model;
@@ -105,12 +107,20 @@ struct encoding {
     struct ns_encoded *out;
 };
 
-/* A refusal set by the caller, or the error of the tokenizer. */
+/* A refusal set by the caller, or the error of the tokenizer. A large text that is too long whatever its tokens are takes
+ * neither time nor memory. */
 static enum ns_code encode_text(struct encoding *e, const char *text, size_t n, const char *param, struct ns_ids *ids)
 {
     if (!e->model->tok) {
         ns_refusal_set(e->refusal, 400, "no_tokenizer", param,
                        "%s is text, and this model has no tokenizer files: give token ids", param);
+        return NS_INPUT;
+    }
+    size_t least = n / ns_tokenizer_longest(e->model->tok); /* it knows every single byte */
+    if (n > LARGE_TEXT && least > e->model->context) {
+        ns_refusal_set(e->refusal, 400, "context_length_exceeded", param,
+                       "%s of %zu bytes has at least %zu tokens, the context of this run is %" PRIu32, param, n, least,
+                       e->model->context);
         return NS_INPUT;
     }
     struct ns_error why = {0};

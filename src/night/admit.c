@@ -154,7 +154,22 @@ static enum ns_code prepare(struct ns_night *night, struct ns_rider *rider, stru
     return rc;
 }
 
-/* Gives an admitted request its arrays. What does not fit beside the others goes back to the queue for now. */
+/* What does not fit beside the others goes back to the queue for now: *gone. What does not fit alone, fails. */
+static enum ns_code no_room(struct ns_night *night, struct ns_rider *rider, const struct ns_error *why,
+                            const char *param, bool *gone, struct ns_error *err)
+{
+    struct ns_refusal refusal;
+    *gone = night->roster.n > 1 || divide_anew(night, rider, why);
+    if (*gone) {
+        enum ns_code rc = ns_runner_yield(night->runner, &rider->claim->request_id, 1, err);
+        ns_roster_remove(&night->roster, rider);
+        return rc;
+    }
+    ns_refusal_set(&refusal, 500, ns_code_name(NS_BUDGET), param, "%s", why->message);
+    return ns_night_fail(night, rider, &refusal, why->context, err);
+}
+
+/* Gives an admitted request its arrays. */
 static enum ns_code seat(struct ns_night *night, struct ns_rider *rider, struct ns_error *err)
 {
     if (rider->ending) {
@@ -164,19 +179,40 @@ static enum ns_code seat(struct ns_night *night, struct ns_rider *rider, struct 
     }
     struct ns_error why = {0};
     enum ns_code rc = make_rides(night, rider, &why);
-    if (rc == NS_BUDGET && (night->roster.n > 1 || divide_anew(night, rider, &why))) {
-        rc = ns_runner_yield(night->runner, &rider->claim->request_id, 1, err);
-        ns_roster_remove(&night->roster, rider);
-        return rc;
-    }
-    if (rc == NS_BUDGET) {
-        struct ns_refusal refusal;
-        ns_refusal_set(&refusal, 500, ns_code_name(rc), "max_tokens", "%s", why.message);
-        return ns_night_fail(night, rider, &refusal, why.context, err);
-    }
+    bool gone;
+    if (rc == NS_BUDGET)
+        return no_room(night, rider, &why, "max_tokens", &gone, err);
     if (rc != NS_OK)
         return ns_error_set(err, rc, "%s", why.message);
     return rider->n_over == rider->n ? ns_night_conclude(night, rider, err) : NS_OK;
+}
+
+/* Prepares all; those that are left are the first *n of rider. */
+static enum ns_code prepare_all(struct ns_night *night, struct ns_rider **rider, size_t *n,
+                                struct ns_admission *admission, struct ns_encoded *encoded, struct ns_error *err)
+{
+    enum ns_code rc = NS_OK;
+    size_t left = 0;
+    for (size_t i = 0; rc == NS_OK && i < *n; i++) {
+        struct ns_error why = {0};
+        bool has_encoded, gone = false;
+        rc = prepare(night, rider[i], &encoded[left], &has_encoded, &why);
+        if (rc == NS_BUDGET)
+            rc = no_room(night, rider[i], &why, "", &gone, err);
+        else if (rc != NS_OK)
+            rc = err ? (*err = why).code : rc;
+        if (gone)
+            continue;
+        admission[left] = (struct ns_admission){
+            .claim = rider[i]->claim,
+            .encoded = has_encoded ? &encoded[left] : NULL,
+            .n_top = rider[i]->request.wants_logprobs ? rider[i]->request.n_logprobs : 0,
+            .failed = rider[i]->ending ? &rider[i]->result : NULL,
+        };
+        rider[left++] = rider[i];
+    }
+    *n = left;
+    return rc;
 }
 
 static enum ns_code admit_claims(struct ns_night *night, struct ns_rider **rider, size_t n, struct ns_error *err)
@@ -184,27 +220,20 @@ static enum ns_code admit_claims(struct ns_night *night, struct ns_rider **rider
     struct ns_admission *admission = ns_budget_take(night->budget, n * sizeof *admission, err);
     struct ns_encoded *encoded = ns_budget_take(night->budget, n * sizeof *encoded, err);
     enum ns_code rc = admission && encoded ? NS_OK : NS_BUDGET;
-    for (size_t i = 0; rc == NS_OK && i < n; i++) {
-        bool has_encoded;
-        rc = prepare(night, rider[i], &encoded[i], &has_encoded, err);
-        admission[i] = (struct ns_admission){
-            .claim = rider[i]->claim,
-            .encoded = has_encoded ? &encoded[i] : NULL,
-            .n_top = rider[i]->request.wants_logprobs ? rider[i]->request.n_logprobs : 0,
-            .failed = rider[i]->ending ? &rider[i]->result : NULL,
-        };
-    }
+    size_t left = n;
     if (rc == NS_OK)
-        rc = ns_runner_admit(night->runner, admission, n, err);
+        rc = prepare_all(night, rider, &left, admission, encoded, err);
+    if (rc == NS_OK)
+        rc = ns_runner_admit(night->runner, admission, left, err);
     while (rc == NS_FULL && ns_night_wait_for_room(night, "to admit requests")) {
         ns_error_clear(err);
-        rc = ns_runner_admit(night->runner, admission, n, err);
+        rc = ns_runner_admit(night->runner, admission, left, err);
     }
     if (rc == NS_OK)
         ns_night_go_on(night);
     for (size_t i = 0; encoded && i < n; i++)
         ns_encoded_fini(&encoded[i]);
-    for (size_t i = 0; rc == NS_OK && i < n; i++)
+    for (size_t i = 0; rc == NS_OK && i < left; i++)
         rc = seat(night, rider[i], err);
     ns_budget_give(night->budget, admission);
     ns_budget_give(night->budget, encoded);

@@ -118,6 +118,23 @@ check "its code" [ "$(field long.err '$.response.body.error.code')" = context_le
 said=$(field long.err '$.response.body.error.message')
 check "the limit is named" sh -c "echo '$said' | grep -q 'the context of this run is 64\$'"
 check "and the number of tokens" [ "$(echo "$said" | sed 's/^prompt has \([0-9]*\) tokens.*/\1/')" -ge 500 ]
+
+# a request that there is no memory to encode, and one that is too long whatever its tokens are: the others are answered
+jumble() { yes qxzjkvw | tr -d '\n' | head -c "$1"; }
+{
+    echo '{"custom_id": "first", "prompt": "2 + 2 =", "max_tokens": 1}'
+    echo "{\"custom_id\": \"much\", \"prompt\": \"$(jumble 1000000)\", \"max_tokens\": 1}"
+    echo "{\"custom_id\": \"more\", \"prompt\": \"$(jumble 3000000)\", \"max_tokens\": 1}"
+    echo '{"custom_id": "last", "prompt": "3 + 2 =", "max_tokens": 1}'
+} >large.jsonl
+large=$("$NIGHTSHIFT" submit -q large.jsonl)
+exits 1 "two requests fail" run --model "$demo" --memory 100M
+check "two are done" out_has "2 done, 2 failed, 0 left"
+exits 1 "export of the large ones" export "$large" -o large.out --errors large.err
+check "both others" [ "$(cut -d, -f2 large.out | sort | tr -d '\n')" = '"custom_id":"first""custom_id":"last"' ]
+check "no memory for it" sh -c "grep -q '\"custom_id\":\"much\".*bytes asked for.*\"code\":\"budget\"' large.err"
+check "too long unread" sh -c "grep '\"custom_id\":\"more\"' large.err | grep -q 'of 3000000 bytes has at least [0-9]* tokens'"
+
 exits 1 "--merged" export "$long" --merged -o merged.out
 check "three lines" [ "$(wc -l <merged.out)" -eq 3 ]
 
