@@ -199,8 +199,8 @@ static enum ns_code prepare_all(struct ns_night *night, struct ns_rider **rider,
         rc = prepare(night, rider[i], &encoded[left], &has_encoded, &why);
         if (rc == NS_BUDGET)
             rc = no_room(night, rider[i], &why, "", &gone, err);
-        else if (rc != NS_OK)
-            rc = err ? (*err = why).code : rc;
+        else if (rc != NS_OK && err)
+            *err = why;
         if (gone)
             continue;
         admission[left] = (struct ns_admission){

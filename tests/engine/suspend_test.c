@@ -1,6 +1,8 @@
 /* suspend_test.c - states and waves in files: the same bits after loading, and no harm from files that do not fit. */
 #include "wave_rig.h"
 
+#include "engine/engine_impl.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,7 +137,9 @@ static void suspend_at(const char *checkpoint, uint32_t layer, const char *path,
     assert_int_equal(ns_wave_open(rig.engine, &desc, NULL, &wave, NULL), NS_OK);
     for (uint32_t i = 0; i <= layer; i++)
         assert_int_equal(ns_wave_step(wave, &done, NULL), NS_OK);
+    assert_true(ns_store_in_wave(rig.engine->store));
     ns_wave_leave(wave);
+    assert_false(ns_store_in_wave(rig.engine->store)); /* nothing is read ahead of the file */
     assert_int_equal(ns_wave_suspend(wave, path, "notes", 5, out, NULL), NS_OK);
     assert_int_equal(out->next_layer, layer);
     assert_int_equal(ns_wave_step(wave, &done, NULL), NS_INTERNAL);
