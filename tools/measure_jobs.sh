@@ -9,8 +9,8 @@
 # of it, NS_SINGLE=N for another number. A run that takes longer than SECONDS (default 430) is stopped politely; the same
 # command goes on with it.
 # NS_DISK_RATE=900M lets the program read the model's disk at no more than so many bytes a second: what a job and its single
-# counterpart take where the disk is slower beside the cores. It takes a control group (of version 1 or 2; it takes root) and
-# is refused when none can be had. What is measured is kept in a folder of its own; report wants the same NS_DISK_RATE.
+# counterpart take where the disk is slower beside the cores (limit_disk.sh, which takes root). What is measured is kept in
+# a folder of its own; report wants the same NS_DISK_RATE.
 #   measure_jobs.sh PROGRAM MODEL MEMORY report    prints times, bytes and tokens of all that is there, and the ratios
 set -euo pipefail
 program=$(realpath "$1")
@@ -25,36 +25,10 @@ if [ "$job" = report ]; then
     exec python3 "$tools/measure_jobs.py" report "$dir"
 fi
 
-group=
-fail() {
-    echo "measure_jobs.sh: $1" >&2
-    exit 1
-}
-# make_group BYTES - a control group that reads the model's disk at no more than so many bytes a second
-make_group() {
-    local device root=/sys/fs/cgroup limit line
-    device=$(findmnt -n -o MAJ:MIN -T "$model" | tr -d ' ')
-    [ ! -e "/sys/dev/block/$device/partition" ] || device=$(cat "/sys/dev/block/$device/../dev")
-    [ -e "/sys/dev/block/$device" ] || fail "NS_DISK_RATE: the model is not on a disk ($device)"
-    if [ -e "$root/blkio/blkio.throttle.read_bps_device" ]; then
-        root=$root/blkio limit=blkio.throttle.read_bps_device line="$device $1"
-    elif grep -qw io "$root/cgroup.controllers" 2>/dev/null; then
-        echo +io >"$root/cgroup.subtree_control" || fail "NS_DISK_RATE: no control group may limit reading here"
-        limit=io.max line="$device rbps=$1"
-    else
-        fail "NS_DISK_RATE: this machine has no control group that limits reading"
-    fi
-    mkdir "$root/measure_jobs.$$" || fail "NS_DISK_RATE: no control group may be made in $root"
-    group=$root/measure_jobs.$$
-    trap 'rmdir "$group"' EXIT
-    echo "$line" >"$group/$limit" || fail "NS_DISK_RATE: $group refuses \"$line\""
-    grep -q "^$device .*$1" "$group/$limit" || fail "NS_DISK_RATE: $group/$limit does not say \"$line\""
-}
-rate=()
+rate=() limited=()
 if [ -n "${NS_DISK_RATE:-}" ]; then
-    bytes=$(numfmt --from=si "$NS_DISK_RATE") || fail "NS_DISK_RATE wants a size such as 900M"
-    make_group "$bytes"
-    rate=(--disk-rate "$bytes")
+    rate=(--disk-rate "$NS_DISK_RATE")
+    limited=("$tools/limit_disk.sh" "$model" "$NS_DISK_RATE")
 fi
 export NIGHTSHIFT_DB=$dir/$job.db
 single=()
@@ -71,11 +45,8 @@ done
 began=$(date +%s.%N)
 status=0
 # shellcheck disable=SC2086
-(
-    [ -z "$group" ] || echo "$BASHPID" >"$group/cgroup.procs"
-    exec timeout -s TERM "$seconds" "$program" run -q --json --model "$model" --memory "$memory" "${single[@]}" \
-        "${rate[@]}" ${NS_RUN_OPTIONS:-}
-) >"$dir/$job.json" || status=$?
+"${limited[@]}" timeout -s TERM "$seconds" "$program" run -q --json --model "$model" --memory "$memory" "${single[@]}" \
+    "${rate[@]}" ${NS_RUN_OPTIONS:-} >"$dir/$job.json" || status=$?
 echo "$began $(date +%s.%N) $status" >>"$dir/$job.times"
 [ "$status" -eq 0 ] || [ "$status" -eq 124 ] || exit "$status"
 python3 "$tools/measure_jobs.py" report "$dir" "$job"

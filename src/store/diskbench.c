@@ -5,7 +5,7 @@
  * WHY    The engine is judged against the disk it runs on, so the ceiling must be measured with the same files, the same
  *        kind of descriptor and the same sizes, in the same run. Nothing is written. A test may begin where another ended:
  *        what was just read may come faster than what a wave reads. So may what is read after a pause: a disk that is
- *        shared or limited often lends a tenth of a second's worth of bytes, and a wave reads for longer. */
+ *        shared or limited often lends some tenths of a second's worth of bytes, and a wave reads for longer. */
 #include "store/store_impl.h"
 
 #include <assert.h>
@@ -70,19 +70,21 @@ static struct ns_window next_expert(struct bench *b)
     }
 }
 
-/* Reads depth at once, in order. The clock runs from the first read that is done after warm_ms. */
+/* Reads depth at once, in order. The clock runs from the first read that is done after warm_ms to the first that is done
+ * after limit_ms. Both times all other places are still reading: what came early of those at the beginning is counted, what
+ * came early of those at the end is not, and the two are alike. */
 static enum ns_code run(struct bench *b, struct ns_io *io, struct ns_window *w, uint8_t *buffer, size_t room,
                         struct ns_disk_rate *out, struct ns_error *err)
 {
     const uint64_t limit = b->test.limit_ms * 1000000u, warm = ns_clock_mono_ns() + b->test.warm_ms * 1000000u;
     const size_t depth = b->test.depth;
-    bool is_warm = b->test.warm_ms == 0;
-    uint64_t begin = warm, bytes = 0;
-    size_t started = 0, finished = 0, before = 0;
+    struct ns_disk_rate r = {.direct = b->layout->direct};
+    uint64_t begin = ns_clock_mono_ns();
+    bool is_warm = b->test.warm_ms == 0, over = false;
+    size_t started = 0, finished = 0;
     enum ns_code rc = NS_OK;
     for (;;) {
-        bool go = rc == NS_OK && (!is_warm || ns_clock_mono_ns() - begin < limit || started < before + depth);
-        if (go && started - finished < depth) {
+        if (rc == NS_OK && !over && started - finished < depth) {
             size_t at = started++ % depth;
             w[at] = b->test.experts ? next_expert(b) : next_block(b);
             assert(w[at].n <= room);
@@ -92,21 +94,25 @@ static enum ns_code run(struct bench *b, struct ns_io *io, struct ns_window *w, 
         if (finished == started)
             break;
         size_t at = finished++ % depth;
+        uint64_t bytes = 0;
         enum ns_code one = ns_window_finish(b->layout, &w[at], b->pool, &io[at], &bytes, rc == NS_OK ? err : NULL);
         rc = rc == NS_OK ? one : rc;
-        if (!is_warm && ns_clock_mono_ns() >= warm) {
+        uint64_t now = ns_clock_mono_ns();
+        if (!is_warm || over) {
+            r.reads_beside++;
+        } else {
+            r.reads++;
+            r.bytes += bytes;
+            r.ns = now - begin;
+            over = r.ns >= limit && r.reads >= depth;
+        }
+        if (!is_warm && now >= warm) {
             is_warm = true;
-            begin = ns_clock_mono_ns();
-            before = finished;
-            bytes = 0;
+            begin = now;
         }
     }
     if (rc == NS_OK)
-        *out = (struct ns_disk_rate){.bytes = bytes,
-                                     .ns = ns_clock_mono_ns() - begin,
-                                     .reads = finished - before,
-                                     .reads_before = before,
-                                     .direct = b->layout->direct};
+        *out = r;
     return rc;
 }
 

@@ -158,14 +158,14 @@ struct ns_disk_test {
     size_t block_bytes; /* of a block */
     unsigned depth;     /* reads in flight, 1 .. 64 */
     uint64_t warm_ms;   /* reads before the clock runs */
-    uint64_t limit_ms;  /* no read begins later; each place in flight is used at least once */
+    uint64_t limit_ms;  /* the clock stops at the first read done then; each place is counted at least once */
     uint64_t first;     /* of the order of its kind, so many reads are passed over: an earlier test had them */
     bool no_direct;
 };
 
 struct ns_disk_rate {
     uint64_t bytes, ns, reads;
-    uint64_t reads_before; /* of warm_ms, not counted elsewhere */
+    uint64_t reads_beside; /* before and after, not counted in the others */
     bool direct;           /* false: through the page cache, which may hold some of it already */
 };
 /* Reads the model's shards; writes nothing. Errors: NS_USAGE, NS_BUDGET, NS_IO. */
