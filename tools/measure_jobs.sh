@@ -29,6 +29,7 @@ rate=() limited=()
 if [ -n "${NS_DISK_RATE:-}" ]; then
     rate=(--disk-rate "$NS_DISK_RATE")
     limited=("$tools/limit_disk.sh" "$model" "$NS_DISK_RATE")
+    "${limited[@]}" true # refused before there is a queue
 fi
 export NIGHTSHIFT_DB=$dir/$job.db
 single=()

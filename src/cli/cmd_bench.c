@@ -10,7 +10,7 @@
 #define BLOCK_BYTES ((size_t)4 << 20)
 #define ROUNDS      3
 /* Of a test before the clock runs, and after. With 200 and 300 a disk limited to 2.0 GB/s gave up to 2.4, for it lends more
- * after a pause; with these it gives 2.0 at every depth (tools/limit_disk.sh shows it). */
+ * after a pause; with these it gives 2.0 at each depth that reaches it (see tools/limit_disk.sh). */
 #define WARM_MS  500
 #define LIMIT_MS 500
 #define MEMORY   ((size_t)4 << 30)
