@@ -78,8 +78,8 @@ for job in "$@"; do
                 echo "without the line of what is possible at most" >&2
         done
         while read -r size waves computed experts; do
-            # shellcheck disable=SC2086
             [ "$size" = "$rows" ] || continue
+            # shellcheck disable=SC2086
             line "$rows" known "$waves" "$computed" "$experts" $base
             each+=("$waves" "$computed" "$experts")
         done <<<"$known"
