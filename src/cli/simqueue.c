@@ -90,14 +90,18 @@ static enum ns_code options_of(struct ns_cli *cli, const struct ns_night_options
     *out = (struct ns_sim_options){
         .sched = {.rows = options->wave_rows},
         .model = ns_sched_model_of(&config, p->trunk_bytes, p->expert_bytes),
-        .state_bytes = p->share[NS_SHARE_STATES] + p->share[NS_SHARE_RESIDENT],
+        .state_bytes = p->state_most,
         .seq_bytes = p->seq_bytes,
         .seq_bytes_position = p->position_bytes,
+        .room_bytes = p->share[NS_SHARE_ROWS] + p->share[NS_SHARE_STATES] + p->share[NS_SHARE_RESIDENT],
+        .wave_bytes = p->wave_bytes,
+        .row_bytes = p->row_bytes,
+        .keep_bytes = p->resident_most,
         .rows_max = p->rows_max,
         .context = p->context,
         .vocab = config.vocab,
     };
-    out->model.memory_bytes = p->share[NS_SHARE_RESIDENT];
+    out->model.memory_bytes = plan->ceiling_bytes;
     out->model.read_rate = rates->disk_bytes_per_s;
     out->model.fma_rate = rates->fma_per_s * (ns_given(cli, NS_OPT_COMPUTE_RATE) ? 1 : ns_usual_share);
     ns_config_fini(&config);

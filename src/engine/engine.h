@@ -74,6 +74,7 @@ struct ns_plan {
     size_t row_bytes;       /* what one row more takes in a wave of short sequences, rounded up ... */
     size_t wave_bytes;      /* ... and such a wave beside its rows */
     size_t row_table_bytes; /* of its slack that a row less of the largest wave leaves to others */
+    size_t state_most;      /* states can have of what rows and weights leave; SIZE_MAX: all */
     size_t resident_most;   /* weights that can come to stay when neither rows nor states need the memory */
     size_t seq_bytes;       /* a kept sequence, without its positions */
     size_t position_bytes;  /* and per position */

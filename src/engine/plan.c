@@ -217,8 +217,11 @@ static enum ns_code divide(struct planner *p, struct ns_error *err)
     size_t resident = at_most(one < rest ? rest - one : 0, plan->resident_most);
     share[NS_SHARE_RESIDENT] = plan->store.resident_bytes = resident;
     share[NS_SHARE_STATES] = rest - resident;
-    if (o->state_bytes)
+    plan->state_most = SIZE_MAX;
+    if (o->state_bytes) {
         share[NS_SHARE_STATES] = at_most(rest - resident, o->state_bytes > one ? o->state_bytes : one);
+        plan->state_most = o->state_bytes > share[NS_SHARE_STATES] ? o->state_bytes : share[NS_SHARE_STATES];
+    }
     return NS_OK;
 }
 

@@ -24,8 +24,7 @@ enum ns_code ns_pool_open(struct ns_engine *e, struct ns_error *err)
     size_t room = ns_store_room(e->store);
     e->pool.most_resident = e->plan.resident_most;
     e->pool.step = (room + e->state_share.limit_bytes) / steps;
-    size_t cap = e->options.state_bytes, has = e->state_share.limit_bytes;
-    e->pool.most_states = cap == 0 ? SIZE_MAX : cap > has ? cap : has;
+    e->pool.most_states = e->plan.state_most;
     return ns_store_keep(e->store, tile, first[ns_model_layers(e->model) + 1], room, NULL, err);
 }
 

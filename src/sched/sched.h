@@ -223,8 +223,11 @@ struct ns_sim_options {
     struct ns_sched_model model;          /* read_rate and fma_rate must be known */
     const struct ns_sim_routing *routing; /* NULL: synthetic, skewed and clustered, from seed */
     uint64_t seed;
-    uint64_t state_bytes; /* memory for states; seq_bytes and seq_bytes_position describe one */
+    uint64_t state_bytes; /* most memory for states; seq_bytes and seq_bytes_position describe one */
     uint64_t seq_bytes, seq_bytes_position;
+    /* Memory that states share with the rows of a wave, which takes wave_bytes and row_bytes for each; what both leave keeps
+     * weights, at most keep_bytes. 0: rows have a place of their own, and the model's memory_bytes keep weights. */
+    uint64_t room_bytes, wave_bytes, row_bytes, keep_bytes;
     uint32_t rows_max, context, vocab;
 };
 

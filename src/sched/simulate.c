@@ -2,7 +2,7 @@
  *
  * WHAT   A machine whose sequences are a position and a topic. A wave looks up which experts its rows would choose, in
  *        recorded routing or in a synthetic one, counts the union, and derives bytes and seconds from the model's numbers:
- *          bytes   = trunk + head + experts of the union, less what memory keeps
+ *          bytes   = trunk + head + experts of the union, less what was read before and memory keeps
  *          seconds = the greater of bytes / read rate and multiply-adds / rate, and 5 % (throughput.md 2.2)
  *        Every item runs to its expected length. Four ways to run them are compared.
  * WHY    It answers "what would grouping gain for this queue" with the code that would do it, not with a formula.
@@ -38,6 +38,7 @@ struct sim {
     struct ns_budget *budget;
     struct ns_sched *sched;
     struct ns_wave wave;
+    double filled; /* bytes of weights that were read and stayed */
     size_t held, answer_capacity, segment_capacity, end_capacity;
     uint32_t n_layers;
     uint64_t *set; /* [n_layers][words] of the wave */
@@ -104,10 +105,39 @@ static size_t sim_seq_bytes(void *self, uint32_t n)
     return (size_t)(sim->o->seq_bytes + sim->o->seq_bytes_position * n);
 }
 
+static size_t left_of(uint64_t all, uint64_t taken)
+{
+    return all > taken ? (size_t)(all - taken) : 0;
+}
+
+static size_t sim_room_left(void *self)
+{
+    const struct sim *sim = self;
+    return left_of(sim->o->room_bytes, sim->held);
+}
+
+static size_t sim_rows_bytes(void *self, uint32_t n_rows, uint32_t n_positions)
+{
+    (void)n_positions;
+    const struct sim *sim = self;
+    return (size_t)(sim->o->wave_bytes + n_rows * sim->o->row_bytes);
+}
+
 static size_t sim_state_left(void *self)
 {
     const struct sim *sim = self;
-    return sim->o->state_bytes > sim->held ? (size_t)sim->o->state_bytes - sim->held : 0;
+    size_t left = left_of(sim->o->state_bytes, sim->held), room = sim_room_left(self);
+    return sim->o->room_bytes > 0 && room < left ? room : left;
+}
+
+/* Bytes that can keep weights during a wave. */
+static double sim_keeps(struct sim *sim, uint32_t n_rows)
+{
+    const struct ns_sim_options *o = sim->o;
+    if (o->room_bytes == 0)
+        return (double)o->model.memory_bytes;
+    size_t room = left_of(sim_room_left(sim), sim_rows_bytes(sim, n_rows, 0));
+    return room < o->keep_bytes ? (double)room : (double)o->keep_bytes;
 }
 
 static enum ns_code sim_seq_open(void *self, struct ns_seq **out, struct ns_error *err)
@@ -190,7 +220,8 @@ static void wave_cost(struct sim *sim, uint64_t past)
     for (size_t i = 0; i < sim->n_layers * sim->words; i++)
         distinct += (uint64_t)__builtin_popcountll(sim->set[i]);
     double experts = (double)distinct * m->n_moe_layers / sim->n_layers;
-    double keep = (double)m->memory_bytes, trunk = (double)m->trunk_bytes, head = (double)m->head_bytes;
+    double most = sim_keeps(sim, st->rows), kept = fmin(sim->filled, most), keep = kept;
+    double trunk = (double)m->trunk_bytes, head = (double)m->head_bytes;
     double trunk_kept = keep < trunk ? keep : trunk;
     keep -= trunk_kept;
     double head_kept = keep < head ? keep : head,
@@ -207,6 +238,7 @@ static void wave_cost(struct sim *sim, uint64_t past)
     st->store.head_bytes = (uint64_t)(head - head_kept);
     st->store.expert_bytes = st->store.experts_read * m->expert_bytes;
     double bytes = (double)(st->store.trunk_bytes + st->store.head_bytes + st->store.expert_bytes);
+    sim->filled = fmin(kept + bytes, most);
     double fma = st->rows * m->fma_row + st->logit_rows * m->fma_head + (double)past * m->fma_past;
     double disk = bytes / m->read_rate, compute = fma / m->fma_rate;
     st->store.disk_ns = (uint64_t)(disk * 1e9);
@@ -266,12 +298,15 @@ static void sim_wave_close(void *self, struct ns_wave *w)
 
 static struct ns_machine machine_of(struct sim *sim)
 {
+    bool shared = sim->o->room_bytes > 0;
     return (struct ns_machine){.self = sim,
                                .rows_max = sim->o->rows_max,
                                .context = sim->o->context,
                                .vocab = sim->o->vocab,
                                .seq_bytes = sim_seq_bytes,
                                .state_left = sim_state_left,
+                               .room_left = shared ? sim_room_left : NULL,
+                               .rows_bytes = shared ? sim_rows_bytes : NULL,
                                .seq_open = sim_seq_open,
                                .seq_close = sim_seq_close,
                                .seq_positions = sim_seq_positions,

@@ -45,6 +45,23 @@ for order in file prefix; do
     check "$order: as many rows as were simulated" [ "$(field summary.json '$.rows')" = "$rows" ]
 done
 
+# ---- ... and as many waves, where rows and states have to share what memory there is
+fresh_queue
+for i in $(seq 100); do
+    printf '{"custom_id":"g%d","method":"POST","url":"/v1/completions","body":{"prompt":[' "$i"
+    seq -s, "$i" $((i + 39)) | tr -d '\n'
+    printf '],"max_tokens":20,"ignore_eos":true}}\n'
+done >generate.jsonl
+"$NIGHTSHIFT" submit -q generate.jsonl >/dev/null
+exits 0 plan plan --model "$demo" --memory 1G --disk-rate 1G --compute-rate 50 --wave-rows 128 --json
+memory=$(($(field out '$.floor_bytes') + 3000000))
+simulate --rows 128 --memory "$memory"
+waves=$(of prefix waves)
+exits 0 "run, little memory" run --model "$demo" --order prefix --wave-rows 128 --memory "$memory" --disk-rate 1G --json
+tail -n 1 out >summary.json
+run=$(field summary.json '$.waves')
+check "$waves waves simulated, $run run" [ $((waves * 10)) -ge $((run * 9)) -a $((waves * 10)) -le $((run * 11)) ]
+
 # ---- recorded routing, of a model of the demo's size and of another
 trace() { # EXPERTS TOP_K
     awk -v e="$1" -v k="$2" -v l="$3" 'BEGIN {

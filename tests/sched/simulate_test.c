@@ -253,6 +253,34 @@ static void bound_counts_states(void **state)
     free(generate);
 }
 
+/* What a run does: rows that prompts do not need any more become states, and weights stay in what both leave. */
+static void rows_and_states_share_memory(void **state)
+{
+    (void)state;
+    struct ns_sim_options o = k3_like();
+    struct job_set *generate = jobs(MANY, 64, 0, 1, 16), *score = jobs(MANY, 64, 0, 1, 0);
+    const uint64_t row = 300000, all = MANY * (o.seq_bytes + 80 * o.seq_bytes_position) + 3 * MANY * row;
+    o.state_bytes = all - o.rows_max * row; /* room for 61, whatever the rows are */
+    struct ns_sched_account split = simulate(&o, NS_SIM_PREFIX, generate);
+    o.state_bytes = UINT64_MAX;
+    o.room_bytes = all;
+    o.row_bytes = row;
+    struct ns_sched_account shared = simulate(&o, NS_SIM_PREFIX, generate);
+    assert_true(split.waves >= 2 * 16 - 1);
+    /* the last prompts find few rows left beside the states, but they need not wait until others have ended */
+    assert_true(shared.waves > 16 && shared.waves < 16 + 8);
+    assert_int_equal(shared.trunk_kept_bytes, 0);
+    /* scoring has no states: all but its rows keeps weights, once they were read */
+    o.sched.rows = 16 * 64;
+    o.keep_bytes = all;
+    struct ns_sched_account kept = simulate(&o, NS_SIM_PREFIX, score);
+    assert_int_equal(kept.waves, 4);
+    assert_int_equal(kept.trunk_kept_bytes, 3 * (all - 16 * 63 * row));
+    assert_int_equal(kept.trunk_bytes + kept.trunk_kept_bytes, 4 * o.model.trunk_bytes);
+    free(generate);
+    free(score);
+}
+
 static void impossible_models_are_refused(void **state)
 {
     (void)state;
@@ -278,7 +306,7 @@ int main(void)
         cmocka_unit_test(sharing_saves_rows_and_bytes),   cmocka_unit_test(same_seed_same_result),
         cmocka_unit_test(grouping_touches_fewer_experts), cmocka_unit_test(topics_go_together),
         cmocka_unit_test(bound_is_below_what_was_done),   cmocka_unit_test(bound_counts_states),
-        cmocka_unit_test(impossible_models_are_refused),
+        cmocka_unit_test(rows_and_states_share_memory),   cmocka_unit_test(impossible_models_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
