@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,6 +134,31 @@ static void refuses_raw_nul_bytes(void **state)
         assert_int_equal(ns_json_parse(bad[i].text, bad[i].n, &doc, &err), NS_INPUT);
         assert_non_null(strstr(err.message, "NUL byte"));
     }
+}
+
+/* In our words, with the place of the escape; a backslash that is escaped itself begins none. */
+static void names_the_place_of_an_escaped_nul(void **state)
+{
+    (void)state;
+
+    static const struct {
+        const char *text, *place;
+    } bad[] = {{"\"\\u0000\"", "byte 2: "},
+               {"{\"a\":\"\\\\u0000\",\"b\":\"x\\u0000y\"}", "byte 22: "},
+               {"{\"a\\u0000\":1}", "byte 4: "},
+               {"[\"\\\"\\\\\",\"\\\\\\u0000\"]", "byte 12: "}};
+
+    for (size_t i = 0; i < NS_COUNT(bad); i++) {
+        struct ns_json *doc = NULL;
+        struct ns_error err = {0};
+        char want[80];
+        snprintf(want, sizeof want, "%s\\u0000 in a string: text cannot hold a NUL character", bad[i].place);
+        assert_int_equal(ns_json_parse(bad[i].text, strlen(bad[i].text), &doc, &err), NS_INPUT);
+        assert_string_equal(err.message, want);
+    }
+    struct ns_json *doc = NULL;
+    assert_int_equal(ns_json_parse("\"\\\\u0000\"", 9, &doc, NULL), NS_OK);
+    ns_json_free(doc);
 }
 
 static void refuses_deep_nesting(void **state)
@@ -323,6 +349,7 @@ int main(void)
         cmocka_unit_test(an_integer_without_end_is_a_real),
         cmocka_unit_test(refuses_what_is_not_strict),
         cmocka_unit_test(refuses_raw_nul_bytes),
+        cmocka_unit_test(names_the_place_of_an_escaped_nul),
         cmocka_unit_test(refuses_deep_nesting),
         cmocka_unit_test(parse_survives_every_failed_allocation),
         cmocka_unit_test(numbers_are_the_shortest_that_read_back),
