@@ -1,6 +1,7 @@
 /* member.c - the members of a request body, one function each: type, range, default. */
 #include "job/job_impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -172,15 +173,15 @@ bool ns_take_messages(struct ns_parse *p, const char *key, const struct ns_json 
 
 bool ns_take_max_tokens(struct ns_parse *p, const char *key, const struct ns_json *value)
 {
-    int64_t v;
-    if (!ns_json_int(value, &v))
+    double v; /* whole, and perhaps beyond every integer */
+    if (!ns_json_number(value, &v) || v != floor(v))
         return refuse_type(p, key, "an integer", value);
     if (v < 0 || v > INT32_MAX)
-        return ns_parse_refuse(p, "invalid_value", key, "%s is %" PRId64 ", it must be at least 1", key, v);
+        return ns_parse_refuse(p, "invalid_value", key, "%s is %.15g, 1 to %d are allowed", key, v, INT32_MAX);
     if (p->has_max && p->r->max_tokens != (uint32_t)v)
         return ns_parse_refuse(p, "invalid_value", key,
-                               "max_tokens and max_completion_tokens differ: %" PRIu32 " and %" PRId64,
-                               p->r->max_tokens, v);
+                               "max_tokens and max_completion_tokens differ: %" PRIu32 " and %" PRIu32,
+                               p->r->max_tokens, (uint32_t)v);
     p->has_max = true;
     p->r->max_tokens = (uint32_t)v;
     return true;

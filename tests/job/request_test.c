@@ -245,6 +245,23 @@ static void c11_unknown_members_are_listed(void **state)
     assert_string_equal(request.ignored.data, "[\"line.extra\"]");
 }
 
+/* The range is said, not only its lower end; a number beyond 64 bits is still one. */
+static void too_many_tokens_are_refused_with_the_limit(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {LINE(",\"max_tokens\":3000000000"), "max_tokens is 3000000000, 1 to 2147483647 are allowed"},
+        {LINE(",\"max_tokens\":-4"), "max_tokens is -4, 1 to 2147483647 are allowed"},
+        {LINE(",\"max_tokens\":99999999999999999999"), "max_tokens is 1e+20, 1 to 2147483647 are allowed"},
+    };
+    for (size_t i = 0; i < NS_COUNT(bad); i++) {
+        refuse(&(struct bad){bad[i][0], "invalid_value", "max_tokens"});
+        assert_string_equal(refusal.message, bad[i][1]);
+    }
+    accept(LINE(",\"max_tokens\":2147483647"));
+    assert_int_equal(request.max_tokens, 2147483647);
+}
+
 static void long_ids_are_refused_with_both_numbers(void **state)
 {
     (void)state;
@@ -295,6 +312,7 @@ int main(void)
                                        T(every_fault_has_its_code),
                                        T(refusals_name_the_parameter),
                                        T(c11_unknown_members_are_listed),
+                                       T(too_many_tokens_are_refused_with_the_limit),
                                        T(long_ids_are_refused_with_both_numbers),
                                        T(messages_are_cut_at_whole_characters),
                                        T(survives_every_failed_allocation)};
