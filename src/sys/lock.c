@@ -109,7 +109,7 @@ enum ns_code ns_presence_take(const char *path, uint64_t promised_bytes, struct 
     if (p->fd < 0) {
         int e = errno;
         ns_heap_free(p);
-        return ns_sys_fail(err, e == ENOENT ? NS_NOINPUT : NS_IO, "opening", path, e);
+        return ns_sys_fail(err, e == ENOENT || e == ENOTDIR ? NS_NOINPUT : NS_IO, "opening", path, e);
     }
     struct flock range = {.l_type = F_RDLCK,
                           .l_whence = SEEK_SET,
@@ -152,7 +152,7 @@ enum ns_code ns_presence_each(const char *path, ns_presence_each_fn each, void *
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return ns_sys_fail(err, errno == ENOENT ? NS_NOINPUT : NS_IO, "opening", path, errno);
+        return ns_sys_fail(err, errno == ENOENT || errno == ENOTDIR ? NS_NOINPUT : NS_IO, "opening", path, errno);
     each_holder(fd, 0, PIDS_MAX << PID_SHIFT, 64, each, arg);
     close(fd);
     return NS_OK;

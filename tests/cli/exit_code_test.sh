@@ -43,6 +43,7 @@ exits 65 "a file without lines" submit --dry-run nothing.jsonl
 check "it is said once" [ "$(grep -c "no lines" err)" = 1 ]
 exits 66 "no input" submit missing.jsonl
 exits 66 "no model" run --model missing
+exits 66 "a file for a model's folder" run --model one.jsonl
 batch=$("$NIGHTSHIFT" submit -q one.jsonl)
 exits 66 "no such request" get "$batch" b
 exits 66 "no such row" show '#99'

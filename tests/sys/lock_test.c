@@ -138,6 +138,19 @@ static void presence_is_seen_through_aliases(void **state)
     assert_int_equal(found.n, 0);
 }
 
+/* As for any file that is read: a path that leads nowhere is a missing input, not a disk at fault. */
+static void presence_of_nothing_is_a_missing_input(void **state)
+{
+    struct scratch *s = *state;
+    char path[600];
+    struct found found = {0};
+    scratch_write(s, "file", "x", 1);
+    snprintf(path, sizeof path, "%s/config.json", s->path);
+    assert_int_equal(take_presence(path), NS_NOINPUT);
+    assert_int_equal(ns_presence_each(path, note, &found, NULL), NS_NOINPUT);
+    assert_int_equal(take_presence(scratch_path(s, "none")), NS_NOINPUT);
+}
+
 static void killing_checks_who_it_is(void **state)
 {
     struct scratch *s = *state;
@@ -163,6 +176,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(lock_excludes_and_dies_with_its_process),
         T(presence_is_seen_through_aliases),
+        T(presence_of_nothing_is_a_missing_input),
         T(killing_checks_who_it_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
