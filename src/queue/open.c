@@ -201,7 +201,10 @@ static enum ns_code check_file(struct ns_queue *q, struct ns_error *err)
         return ns_error_set(err, NS_INPUT, "%s has schema %" PRId64 ", this program knows up to %d: use a newer one",
                             q->path, version, NS_SCHEMA_VERSION);
     if (version < NS_SCHEMA_VERSION)
-        return ns_error_set(err, NS_MIGRATE, "%s has schema %" PRId64 ", this program needs %d: run nightshift migrate",
+        return ns_error_set(err, NS_MIGRATE,
+                            "%s has schema %" PRId64
+                            ", this program needs %d and cannot bring it there: use the program "
+                            "that made it",
                             q->path, version, NS_SCHEMA_VERSION);
     return q->still ? NS_OK : set_one(q, NULL, "PRAGMA journal_mode", "wal", err);
 }

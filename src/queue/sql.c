@@ -53,6 +53,8 @@ enum ns_code ns_sql_fail(struct ns_queue *q, int rc, const char *what, struct ns
     if ((rc & 0xFF) == SQLITE_READONLY)
         return ns_error_set(
             err, code, "%s cannot be written by this process: the file or its folder is read-only for it", q->path);
+    if ((rc & 0xFF) == SQLITE_NOTADB)
+        return ns_error_set(err, code, "%s is not a queue: it is no database, or its beginning is damaged", q->path);
     return ns_error_set(err, code, *more || *system ? "%s: %s: %s (%s%s%s)" : "%s: %s: %s%s%s%s", q->path, what, why,
                         more, comma, system);
 }

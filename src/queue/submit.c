@@ -315,6 +315,9 @@ enum ns_code ns_queue_submit(struct ns_queue *queue, const char *path, const str
     if (options->max_attempts < 0 || options->max_attempts > 100)
         return ns_error_set(err, NS_USAGE, "max attempts is %d, 1 to 100 are allowed", options->max_attempts);
     char name[256], lock_path[NS_PATH_SIZE];
+    if (options->name && strlen(options->name) >= sizeof name)
+        return ns_error_set(err, NS_USAGE, "the name of the batch has %zu bytes, at most %zu are allowed",
+                            strlen(options->name), sizeof name - 1);
     snprintf(name, sizeof name, "%s", options->name ? options->name : base_name(path));
     if (!ns_utf8_valid(name, strlen(name)) && options->name)
         return ns_error_set(err, NS_USAGE, "the name of the batch is not UTF-8");

@@ -189,6 +189,7 @@ sql 'PRAGMA wal_checkpoint(TRUNCATE)' >/dev/null
 export NIGHTSHIFT_DB=$work/other.db
 cp one.jsonl other.db
 exits 65 "not a database" status
+check "it says what it is not" err_has "other.db is not a queue"
 cp "$queue" other.db
 sqlite3 other.db 'PRAGMA user_version=99'
 exits 65 "a newer schema" status
@@ -196,6 +197,7 @@ check "it says newer" err_has 99
 cp "$queue" other.db
 sqlite3 other.db 'PRAGMA user_version=0'
 exits 76 "an older schema" submit one.jsonl
+check "no verb is named that is not there" sh -c "! grep -q 'nightshift migrate' err"
 rm -f other.db*
 sqlite3 other.db 'CREATE TABLE t(x)'
 exits 65 "another database" status

@@ -133,6 +133,8 @@ check "priority 2" [ "$(count "$(cat out)" '$.x_local.priority')" = 2 ]
 exits 0 "--priority 9 --hold" submit -p 9 --hold --name held three.jsonl
 check "held" [ "$(count "$(cat out)" '$.x_local.held')" = 1 ]
 exits 64 "--priority 10" submit --priority 10 three.jsonl
+exits 64 "a name of 300 bytes" submit --name "$(printf 'é%.0s' {1..150})" three.jsonl
+check "both numbers" err_has "has 300 bytes, at most 255 are allowed"
 exits 66 "a missing file" submit missing.jsonl
 check "the file is named" err_has missing.jsonl
 exits 0 "--json" submit --json --name json broken.jsonl

@@ -60,6 +60,7 @@ static void refuses_other_files(void **state)
     scratch_write(&g->scratch, "text.db", text, sizeof text);
     assert_int_equal(ns_queue_open(scratch_path(&g->scratch, "text.db"), NS_QUEUE_WRITE, false, &g->budget, &q, &err),
                      NS_CORRUPT);
+    assert_non_null(strstr(err.message, "text.db is not a queue"));
     rig_sql(g, "PRAGMA user_version = 2");
     ns_error_clear(&err);
     assert_int_equal(ns_queue_open(g->db, NS_QUEUE_WRITE, false, &g->budget, &q, &err), NS_INPUT);
