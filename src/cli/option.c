@@ -188,9 +188,10 @@ const struct ns_option ns_options[] = {
     {NS_OPT_KEEP, "keep", 0, NS_ARG_NONE, NULL, "run", "stay when the queue is empty and wait for more"},
     {NS_OPT_TAKEOVER, "takeover", 0, NS_ARG_NONE, NULL, "run", "end a runner that is stuck and take its place"},
     {NS_OPT_REQUIRE_DONE, "require-done", 0, NS_ARG_NONE, NULL, "run", "exit 75 when work is left"},
-    {NS_OPT_SINGLE_OWNER, "single-owner", 0, NS_ARG_NONE, NULL, "run",
-     "insist on a network file system; nobody else may open the queue"},
-    {NS_OPT_QUEUE, "queue", 0, NS_ARG_NONE, NULL, "simulate", "plan the waiting requests without the model"},
+    {NS_OPT_SINGLE_OWNER, "single-owner", 0, NS_ARG_NONE, NULL, "run backup",
+     "open a queue that lies on a network file system; nobody else may open it meanwhile"},
+    {NS_OPT_QUEUE, "queue", 0, NS_ARG_NONE, NULL, "simulate",
+     "what waits and runs in the queue, under every order"},
     {NS_OPT_WAVE_ORDER, "order", 0, NS_ARG_CHOICE, "auto|experts|prefix|file|single", "run",
      "who rides together: by prefix and, where the disk is the limit, by experts (auto); always by both; by prefix; as "
      "they come, each prompt by itself; one prompt at a time. The answers are the same"},

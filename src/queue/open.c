@@ -171,19 +171,35 @@ static bool is_far(const char *path, char name[32])
     return ns_host_is_network_fs(folder, name);
 }
 
+#define NOT_TRUSTED "where locks and shared memory cannot be trusted and queues have been destroyed"
+
 /* Of a link both places count: locks and states lie beside the link, pages and their log beside what it points to. */
-static enum ns_code refuse_network(const char *path, bool single_owner, struct ns_error *err)
+static bool is_on_network(const char *path, char name[32])
 {
-    char name[32], real[NS_PATH_SIZE];
+    char real[NS_PATH_SIZE];
     bool leads_on = ns_path_real(path, real, NULL) == NS_OK;
-    if (single_owner || !(is_far(path, name) || (leads_on && is_far(real, name))))
+    return is_far(path, name) || (leads_on && is_far(real, name));
+}
+
+static enum ns_code refuse_network(const char *path, struct ns_error *err)
+{
+    char name[32];
+    if (!is_on_network(path, name))
         return NS_OK;
-    return ns_error_set(
-        err, NS_CONFIG,
-        "%s lies on %s, where locks and shared memory cannot be trusted and queues have been destroyed; "
-        "move it to a local disk (nightshift backup makes a copy), or insist with --single-owner, which "
-        "locks everybody else out",
-        path, name);
+    return ns_error_set(err, NS_CONFIG,
+                        "%s lies on %s, " NOT_TRUSTED "; copy it to a local disk with \"nightshift backup "
+                        "--single-owner FILE\", or insist with \"nightshift run --single-owner\": both lock everybody "
+                        "else out",
+                        path, name);
+}
+
+static enum ns_code refuse_to_make(const char *path, struct ns_error *err)
+{
+    char name[32];
+    if (!is_on_network(path, name))
+        return NS_OK;
+    return ns_error_set(err, NS_CONFIG, "%s would lie on %s, " NOT_TRUSTED "; choose a folder on a local disk", path,
+                        name);
 }
 
 static enum ns_code check_file(struct ns_queue *q, struct ns_error *err)
@@ -269,7 +285,7 @@ enum ns_code ns_queue_connect(const char *path, enum ns_use use, bool single_own
 {
     if (!ns_path_exists(path))
         return ns_error_set(err, NS_NOINPUT, "there is no queue at %s; nightshift init makes one", path);
-    enum ns_code rc = refuse_network(path, single_owner, err);
+    enum ns_code rc = single_owner ? NS_OK : refuse_network(path, err);
     if (rc != NS_OK)
         return rc;
     struct ns_queue *q = NULL;
@@ -428,7 +444,7 @@ enum ns_code ns_queue_create(const char *path, struct ns_error *err)
     if (rc == NS_OK)
         rc = refuse_taken(path, err);
     if (rc == NS_OK)
-        rc = refuse_network(path, false, err);
+        rc = refuse_to_make(path, err);
     if (rc == NS_OK)
         rc = ns_dir_make_parents(path, &made, err);
     if (rc == NS_OK) {

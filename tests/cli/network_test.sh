@@ -16,13 +16,16 @@ refused() { # WHAT ARGUMENTS...
     on_nfs "$@"
     check "$what: exit 78" [ "$rc" -eq 78 ]
     check "$what: the file system is named" err_has "lies on NFS"
-    check "$what: it says how to move the queue" err_has "nightshift backup"
-    check "$what: and how to insist" err_has "--single-owner"
+    check "$what: it says how to move the queue" err_has "nightshift backup --single-owner"
+    check "$what: and how to insist" err_has "nightshift run --single-owner"
     check "$what: no answer" is_empty out
 }
 
 export NIGHTSHIFT_DB=$work/far/queue.db
-refused "init" init
+on_nfs init
+check "init: exit 78" [ "$rc" -eq 78 ]
+check "init: the file system is named" err_has "would lie on NFS"
+check "init: it says what to do" err_has "choose a folder on a local disk"
 check "nothing was made" [ -z "$(ls -A far)" ]
 on_nfs -d near/queue.db init
 check "beside it all is well" [ "$rc" -eq 0 ]
@@ -42,6 +45,12 @@ refused "a link from a local disk" list -d near/link.db
 on_nfs status --json
 check "in JSON: 78" [ "$rc" -eq 78 ]
 check "in JSON: config" [ "$(field err '$.code')" = config ]
+refused "backup" backup near/copy.db
+on_nfs backup --single-owner near/copy.db
+check "a copy of it as was said" [ "$rc" -eq 0 ]
+on_nfs -d near/copy.db doctor
+check "the copy is sound" [ "$rc" -eq 0 ]
+check "and has what it had" [ "$(sqlite3 near/copy.db 'SELECT count(*) FROM requests')" = 3 ]
 on_nfs run --model "$demo" --single-owner
 check "--single-owner works" [ "$rc" -eq 0 ]
 check "all are done" [ "$(sql "SELECT count(*) FROM requests WHERE state='done'")" = 3 ]
