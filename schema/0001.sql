@@ -228,10 +228,12 @@ CREATE VIEW v_results AS
 SELECT b.public_id AS batch, r.custom_id, x.status_code,
   COALESCE(x.response ->> '$.choices[0].message.content',
     x.response ->> ('$.choices[' || COALESCE(x.response ->> '$.best', 0) || '].text')) AS text,
-  x.error ->> '$.message' AS error, x.prompt_tokens, x.completion_tokens
+  COALESCE(x.error ->> '$.message', x.response ->> '$.error.message') AS error, x.prompt_tokens, x.completion_tokens
 FROM results x JOIN requests r ON r.id=x.request_id JOIN batches b ON b.id=r.batch_id;
 CREATE VIEW v_dead AS
-SELECT v.*, (SELECT a.error FROM attempts a WHERE a.request_id=v.id ORDER BY a.id DESC LIMIT 1) AS last_error
+SELECT v.*, COALESCE((SELECT a.error FROM attempts a WHERE a.request_id=v.id ORDER BY a.id DESC LIMIT 1),
+    (SELECT COALESCE(x.error ->> '$.message', x.response ->> '$.error.message') FROM results x WHERE x.request_id=v.id))
+  AS last_error
 FROM v_requests v WHERE v.state='failed';
 CREATE VIEW v_waves AS
 SELECT id AS wave, kind, n_seqs, (ended_at-began_at)/1000.0 AS seconds,

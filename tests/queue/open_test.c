@@ -124,6 +124,16 @@ static void views_work_in_the_shell(void **state)
         snprintf(sql, sizeof sql, "SELECT * FROM %s", views[i]);
         assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
     }
+    /* a bad line was never tried; what is wrong with it shows all the same */
+    static const char *const reasons[] = {"SELECT last_error FROM v_dead", "SELECT error FROM v_results"};
+    for (size_t i = 0; i < NS_COUNT(reasons); i++) {
+        sqlite3_stmt *stmt = NULL;
+        assert_int_equal(sqlite3_prepare_v2(db, reasons[i], -1, &stmt, NULL), SQLITE_OK);
+        assert_int_equal(sqlite3_step(stmt), SQLITE_ROW);
+        assert_non_null(sqlite3_column_text(stmt, 0));
+        assert_non_null(strstr((const char *)sqlite3_column_text(stmt, 0), "not valid JSON"));
+        sqlite3_finalize(stmt);
+    }
     sqlite3_close(db);
 }
 
