@@ -163,6 +163,10 @@ NS_MUST_CHECK enum ns_code ns_cli_open_queue(struct ns_cli *cli, enum ns_queue_m
 NS_MUST_CHECK enum ns_code ns_cli_read_isa(const char *word, uint32_t *out, struct ns_error *err);
 /* --threads, 0 when not given: physical cores. NS_USAGE when it is more than 64 and than four a core. */
 NS_MUST_CHECK enum ns_code ns_cli_read_threads(const struct ns_cli *cli, unsigned *out, struct ns_error *err);
+/* Errors: NS_USAGE when one of these options was given. The table has one list of options for a verb; a part of it that
+ * would pass over some says so. what: "bench disk". */
+NS_MUST_CHECK enum ns_code ns_cli_takes_none(const struct ns_cli *cli, const char *what, const enum ns_opt *opts,
+                                             size_t n, struct ns_error *err);
 /* What describes a night to every verb that has one: model, memory, threads, rows, context, layers, spill, instruction
  * set. *out borrows the arguments' texts; db_path is the queue's. Errors: NS_USAGE, with why when there is no --model;
  * NS_ENGINE. */

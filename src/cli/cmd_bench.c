@@ -152,16 +152,33 @@ static enum ns_code bench_disk(struct ns_cli *cli, struct ns_error *err)
     return rc == NS_OK ? rc : ns_error_wrap(err, rc, "%s", dir);
 }
 
+/* Each kind with the options that it would pass over. Rows and memory of kernels and parts are always the same. */
+static const struct kind {
+    const char *name;
+    ns_cmd_fn run;
+    size_t n_operands, n_unused;
+    enum ns_opt unused[3];
+} kinds[] = {
+    {"kernels", ns_bench_kernels, 2, 3, {NS_OPT_MODEL, NS_OPT_MEMORY, NS_OPT_ROWS}},
+    {"parts", ns_bench_parts, 1, 3, {NS_OPT_MODEL, NS_OPT_MEMORY, NS_OPT_ROWS}},
+    {"wave", ns_bench_wave, 1, 0, {NS_OPT_MODEL}},
+    {"disk", bench_disk, 1, 3, {NS_OPT_THREADS, NS_OPT_ISA, NS_OPT_ROWS}},
+};
+
 enum ns_code ns_cmd_bench(struct ns_cli *cli, struct ns_error *err)
 {
     const char *what = cli->args.operand[0];
-    if (strcmp(what, "disk") == 0)
-        return bench_disk(cli, err);
-    if (strcmp(what, "kernels") == 0)
-        return ns_bench_kernels(cli, err);
-    if (strcmp(what, "parts") == 0)
-        return ns_bench_parts(cli, err);
-    if (strcmp(what, "wave") == 0)
-        return ns_bench_wave(cli, err);
+    for (size_t i = 0; i < NS_COUNT(kinds); i++) {
+        const struct kind *k = &kinds[i];
+        char name[24];
+        if (strcmp(what, k->name) != 0)
+            continue;
+        snprintf(name, sizeof name, "bench %s", k->name);
+        enum ns_code rc = ns_cli_takes_none(cli, name, k->unused, k->n_unused, err);
+        if (rc == NS_OK && cli->args.n_operands > k->n_operands)
+            rc = ns_error_set(err, NS_USAGE, "%s does not know what to do with \"%s\"", name,
+                              cli->args.operand[k->n_operands]);
+        return rc == NS_OK ? k->run(cli, err) : rc;
+    }
     return ns_error_set(err, NS_USAGE, "bench %s: kernels, parts, wave or disk was expected", what);
 }

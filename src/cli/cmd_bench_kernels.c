@@ -51,17 +51,14 @@ static bool say_rate(void *arg, const struct ns_rate *r)
 }
 
 /* What both measure with. */
-static enum ns_code read_options(struct ns_cli *cli, const char *name, struct ns_measure *what, struct ns_error *err)
+static enum ns_code read_options(struct ns_cli *cli, struct ns_measure *what, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
     uint32_t bits;
     *what = (struct ns_measure){.cpu = ns_cpu_bits(), .isa = args->text[NS_OPT_ISA], .take = ns_bulk_take};
-    if (ns_given(cli, NS_OPT_ROWS) || ns_given(cli, NS_OPT_MEMORY))
-        return ns_error_set(err, NS_USAGE, "bench %s takes no %s: rows and memory are always the same", name,
-                            ns_given(cli, NS_OPT_ROWS) ? "--rows" : "--memory");
-    if (what->isa && !ns_kernels_isa_bits(what->isa, what->cpu, &bits))
-        return ns_error_set(err, NS_USAGE, "this processor or build has no %s", what->isa);
-    enum ns_code rc = ns_cli_read_threads(cli, &what->n_threads, err);
+    enum ns_code rc = ns_cli_read_isa(what->isa, &bits, err);
+    if (rc == NS_OK)
+        rc = ns_cli_read_threads(cli, &what->n_threads, err);
     if (what->n_threads == 0)
         what->n_threads = ns_cpu_physical();
     return rc;
@@ -71,7 +68,7 @@ enum ns_code ns_bench_kernels(struct ns_cli *cli, struct ns_error *err)
 {
     struct ns_measure what;
     struct ns_budget budget;
-    enum ns_code rc = read_options(cli, "kernels", &what, err);
+    enum ns_code rc = read_options(cli, &what, err);
     if (rc != NS_OK)
         return rc;
     if (cli->args.n_operands > 1)
@@ -124,9 +121,7 @@ enum ns_code ns_bench_parts(struct ns_cli *cli, struct ns_error *err)
 {
     struct ns_measure what;
     struct ns_budget budget;
-    enum ns_code rc = read_options(cli, "parts", &what, err);
-    if (rc == NS_OK && cli->args.n_operands > 1)
-        rc = ns_error_set(err, NS_USAGE, "bench parts measures all parts of a wave, not \"%s\"", cli->args.operand[1]);
+    enum ns_code rc = read_options(cli, &what, err);
     if (rc != NS_OK)
         return rc;
     ns_budget_init(&budget, "bench", ns_host_free_memory());

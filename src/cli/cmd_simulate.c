@@ -244,15 +244,22 @@ static enum ns_code simulate_queue(struct ns_cli *cli, const struct trace_file *
 
 enum ns_code ns_cmd_simulate(struct ns_cli *cli, struct ns_error *err)
 {
+    static const enum ns_opt of_a_queue[] = {NS_OPT_MODEL, NS_OPT_MEMORY, NS_OPT_DISK_RATE, NS_OPT_COMPUTE_RATE};
+
     bool queue = ns_given(cli, NS_OPT_QUEUE), has_trace = cli->args.n_operands > 0;
     if (!has_trace && !queue) {
         ns_hint(cli, "Name a file of recorded routing, or say --queue --model DIR.");
         return ns_error_set(err, NS_USAGE, "nothing to simulate");
     }
+    enum ns_code rc = NS_OK;
+    if (!queue)
+        rc = ns_cli_takes_none(cli, "simulate without --queue", of_a_queue, NS_COUNT(of_a_queue), err);
+    if (rc != NS_OK)
+        return rc;
     struct ns_budget budget;
     ns_budget_init(&budget, "simulation", MEMORY_BYTES);
     struct trace_file f = {.budget = &budget};
-    enum ns_code rc = has_trace ? open_trace(cli->args.operand[0], &f, err) : NS_OK;
+    rc = has_trace ? open_trace(cli->args.operand[0], &f, err) : NS_OK;
     if (rc == NS_OK)
         rc = queue ? simulate_queue(cli, &f, err) : replay_all(cli, &f, err);
     ns_budget_give(&budget, f.id);

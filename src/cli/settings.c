@@ -28,6 +28,16 @@ enum ns_code ns_cli_read_threads(const struct ns_cli *cli, unsigned *out, struct
     return NS_OK;
 }
 
+enum ns_code ns_cli_takes_none(const struct ns_cli *cli, const char *what, const enum ns_opt *opts, size_t n,
+                               struct ns_error *err)
+{
+    for (size_t i = 0; i < n; i++)
+        for (const struct ns_option *o = ns_options; ns_given(cli, opts[i]) && o->name; o++)
+            if (o->id == opts[i])
+                return ns_error_set(err, NS_USAGE, "%s takes no --%s", what, o->name);
+    return NS_OK;
+}
+
 enum ns_code ns_cli_read_night(struct ns_cli *cli, const char *why, struct ns_night_options *out, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;

@@ -28,6 +28,14 @@ exits 64 "rows are not chosen" bench kernels rmsnorm --rows 5
 exits 64 "nor are they for parts" bench parts --rows 5
 exits 64 "all parts or none" bench parts rmsnorm
 exits 64 "a wave by the reference" bench parts --isa ref
+# an option or a word that a kind would pass over is refused, and named
+exits 64 "a model for kernels" bench kernels rmsnorm --model "$demo"
+check "it is named" err_has "bench kernels takes no --model"
+exits 64 "threads for a disk" bench disk --model "$demo" --threads 2
+check "they are named" err_has "bench disk takes no --threads"
+exits 64 "a kernel for a disk" bench disk rmsnorm --model "$demo"
+check "it is named too" err_has 'bench disk does not know what to do with "rmsnorm"'
+exits 64 "a kernel for a wave" bench wave rmsnorm --model "$demo"
 
 exits 64 "no model" bench wave
 exits 64 "less than an item" bench wave --model "$demo" --rows 100

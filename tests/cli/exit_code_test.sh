@@ -86,9 +86,11 @@ check "nothing was changed" [ "$(sql "SELECT count(*) FROM requests WHERE state=
 
 # 69: an instruction set that is not here
 case $(uname -m) in
-x86_64) exits 69 "--isa neon" run --model "$demo" --isa neon ;;
-*) exits 69 "--isa avx2" run --model "$demo" --isa avx2 ;;
+x86_64) foreign=neon ;;
+*) foreign=avx2 ;;
 esac
+exits 69 "--isa $foreign" run --model "$demo" --isa $foreign
+exits 69 "the same for a bench" bench kernels rmsnorm --isa $foreign
 
 # 75: a second runner, named holder; C49: two at the same instant; 77: fenced off
 start run --model "$demo" --memory 500M --keep

@@ -96,4 +96,7 @@ exits 0 "in text" simulate --queue --model "$demo" --disk-rate 1G --compute-rate
 check "every order" sh -c "grep -q single out && grep -q file out && grep -q prefix out && grep -q experts out"
 exits 64 "no model" simulate --queue
 exits 64 "nothing" simulate
+exits 64 "a trace has no model" simulate mine.jsonl --model "$demo"
+check "the option is named" err_has "simulate without --queue takes no --model"
+exits 0 "a trace alone" simulate mine.jsonl --rows 4
 finish
