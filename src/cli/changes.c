@@ -69,6 +69,17 @@ static enum ns_code select_rows(struct ns_cli *cli, struct ns_queue *queue, size
     return rc;
 }
 
+/* A request that was named and is not there is not the same as one that has nothing to change. */
+static enum ns_code refuse_missing(const struct ns_cli *cli, size_t i, const struct ns_selection *which,
+                                   const struct ns_change *change, struct ns_error *err)
+{
+    const char *batch = cli->args.text[NS_OPT_BATCH];
+    if (which->state || !(which->first_id || which->custom_id) || change->changed + change->already > 0)
+        return NS_OK;
+    return ns_error_set(err, NS_NOINPUT, "there is no request \"%s\"%s%s", cli->args.operand[i], batch ? " in " : "",
+                        batch ? batch : "");
+}
+
 /* What to do, to which operands. */
 struct task {
     size_t first;
@@ -88,6 +99,8 @@ static enum ns_code apply_all(struct ns_cli *cli, struct ns_queue *queue, const 
         enum ns_code rc = select_rows(cli, queue, i, &which, err);
         if (rc == NS_OK)
             rc = task->change(queue, &which, task->arg, &one, err);
+        if (rc == NS_OK)
+            rc = refuse_missing(cli, i, &which, &one, err);
         if (rc != NS_OK)
             return rc;
         total->changed += one.changed;

@@ -12,6 +12,8 @@ enum ns_code ns_cmd_get(struct ns_cli *cli, struct ns_error *err)
         rc = ns_queue_find_batch(queue, cli->args.operand[0], &batch, err);
     if (rc == NS_OK)
         rc = ns_queue_get(queue, batch, cli->args.operand[1], cli->json, &text, err);
+    if (rc != NS_OK && batch != 0)
+        ns_error_wrap(err, rc, "%s", cli->args.operand[0]);
     if (rc == NS_BUSY)
         ns_hint(cli, "Wait until it has run; \"nightshift show\" tells how far it is.");
     if (rc == NS_OK && !ns_text_ok(&text))

@@ -46,7 +46,17 @@ exits 66 "no model" run --model missing
 exits 66 "a file for a model's folder" run --model one.jsonl
 batch=$("$NIGHTSHIFT" submit -q one.jsonl)
 exits 66 "no such request" get "$batch" b
+check "the batch is named" err_has "$batch"
 exits 66 "no such row" show '#99'
+for verb in "cancel" "retry" "priority 3"; do
+    # shellcheck disable=SC2086
+    exits 66 "$verb: no such row" $verb '#99'
+    check "$verb: it is named" err_has 'there is no request "#99"'
+    # shellcheck disable=SC2086
+    exits 66 "$verb: no such id" $verb "$batch/b" --dry-run
+    # shellcheck disable=SC2086
+    exits 0 "$verb: none in that state is no error" $verb '#1' --state done
+done
 
 # 73: cannot create
 exits 73 "init over a queue" init
