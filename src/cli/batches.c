@@ -122,6 +122,11 @@ void ns_request_json(struct ns_answer_json *a, const struct ns_request_info *r)
         ns_json_put_bool(&a->w, r->correct != 0);
 }
 
+int64_t ns_batch_failures(const struct ns_batch_info *b)
+{
+    return b->failed + b->cancelled + b->expired + (b->status && strcmp(b->status, "failed") == 0);
+}
+
 int ns_outcome_status(int64_t succeeded, int64_t failed)
 {
     return failed == 0 ? 0 : succeeded > 0 ? 1 : 2;

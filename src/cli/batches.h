@@ -15,6 +15,8 @@ void ns_accuracy_json(struct ns_answer_json *answer, int64_t correct, int64_t ju
 /* JSON text that is stored; NULL: null. */
 void ns_answer_raw(struct ns_answer_json *answer, const char *key, const char *json);
 
+/* Requests that failed, were cancelled or expired; a file that was refused as a whole counts as one. */
+int64_t ns_batch_failures(const struct ns_batch_info *batch);
 /* Exit status of a batch that ended. 0: all well; 1: some failed; 2: nothing succeeded and something failed. */
 int ns_outcome_status(int64_t succeeded, int64_t failed);
 

@@ -78,7 +78,7 @@ static enum ns_code summarize(void *arg, const struct ns_batch_info *b, struct n
     enum ns_code rc = read_digest(s->queue, b->id, digest, err);
     if (rc != NS_OK)
         return rc;
-    cli->status = ns_outcome_status(b->done, b->failed + b->cancelled + b->expired);
+    cli->status = ns_outcome_status(b->done, ns_batch_failures(b));
     if (cli->json)
         return summary_json(cli, b, digest, err);
     ns_say(cli, "%s  ", b->public_id);

@@ -7,7 +7,7 @@
 enum { LOOK_MS = 500, STEP_MS = 50 };
 
 struct tally {
-    int64_t open, done, failed;
+    int64_t open, done, failed, failures; /* failures: with files that were refused */
 };
 
 static enum ns_code add_batch(void *arg, const struct ns_batch_info *b, struct ns_error *err)
@@ -17,6 +17,7 @@ static enum ns_code add_batch(void *arg, const struct ns_batch_info *b, struct n
     t->open += b->queued + b->running;
     t->done += b->done;
     t->failed += b->failed + b->cancelled + b->expired;
+    t->failures += ns_batch_failures(b);
     return NS_OK;
 }
 
@@ -63,7 +64,7 @@ enum ns_code ns_cmd_wait(struct ns_cli *cli, struct ns_error *err)
     ns_queue_close(queue);
     if (rc != NS_OK)
         return rc;
-    cli->status = ns_outcome_status(tally.done, tally.failed);
+    cli->status = ns_outcome_status(tally.done, tally.failures);
     if (!cli->json)
         return NS_OK;
     struct ns_answer_json a;

@@ -90,6 +90,9 @@ static enum ns_code check_batch(struct exporting *e, struct ns_error *err)
     const char *status = ns_sql_text(stmt, 2);
     if (status && strcmp(status, "validating") == 0)
         rc = ns_error_set(err, NS_BUSY, "%s is still being submitted", ns_sql_text(stmt, 0));
+    else if (status && strcmp(status, "failed") == 0)
+        rc = ns_error_set(err, NS_INPUT, "%s was refused when it was submitted and has no results; show tells why",
+                          ns_sql_text(stmt, 0));
     else if (waiting + running > 0 && !e->o->partial) {
         e->report->missing = waiting + running;
         rc = ns_error_set(err, NS_BUSY,

@@ -138,6 +138,12 @@ exits 1 "summary of some" export --summary "$some"
 exits 2 "summary of all" export --summary "$all"
 exits 1 "wait for some" wait "$some"
 exits 2 "wait for all" wait "$all"
+exits 65 "all refused" submit --strict --name refused all.jsonl
+refused=$(sql "SELECT public_id FROM batches WHERE status='failed'")
+exits 2 "wait for a refused file" wait "$refused"
+exits 2 "its summary" export --summary "$refused"
+exits 65 "its export" export "$refused"
+check "it says so" err_has "was refused when it was submitted"
 
 # 130 and 143: interrupted before a safe point
 "$NIGHTSHIFT" submit -q --again one.jsonl >/dev/null
