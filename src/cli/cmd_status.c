@@ -371,6 +371,17 @@ static enum ns_code say_once(struct ns_cli *cli, struct ns_queue *queue, int64_t
     return ns_given(cli, NS_OPT_FOLLOW) ? NS_OK : say_batches(cli, queue, batch, err);
 }
 
+/* Is there something to show that was not shown before? What moves by itself, such as the time since, is no news. */
+static bool is_news(const struct ns_queue_status *now, const struct ns_queue_status *shown)
+{
+    const struct ns_runner_info *r = &now->runner, *old = &shown->runner;
+    return now->total != shown->total || now->queued != shown->queued || now->running != shown->running ||
+           now->done != shown->done || now->failed != shown->failed || now->waves != shown->waves ||
+           now->paused != shown->paused || now->drain != shown->drain ||
+           strcmp(now->control_reason, shown->control_reason) != 0 || r->id != old->id || r->alive != old->alive ||
+           r->halted != old->halted || strcmp(r->state, old->state) != 0 || strcmp(r->reason, old->reason) != 0;
+}
+
 static enum ns_code follow(struct ns_cli *cli, struct ns_queue *queue, int64_t batch, struct ns_error *err)
 {
     struct ns_queue_status now, shown = {.total = -1};
@@ -378,10 +389,7 @@ static enum ns_code follow(struct ns_cli *cli, struct ns_queue *queue, int64_t b
         enum ns_code rc = ns_queue_status_read(queue, batch, &now, err);
         if (rc != NS_OK)
             return rc;
-        bool news = now.total != shown.total || now.queued != shown.queued || now.running != shown.running ||
-                    now.done != shown.done || now.failed != shown.failed || now.waves != shown.waves ||
-                    now.runner.id != shown.runner.id || now.runner.alive != shown.runner.alive;
-        if (news) {
+        if (is_news(&now, &shown)) {
             if (cli->term_out && !cli->json)
                 ns_say(cli, "\033[H\033[2J"); /* a fresh page each time */
             rc = say_once(cli, queue, batch, &shown, err);

@@ -116,6 +116,18 @@ check "wait ends with the batch: 0" [ "$rc" -eq 0 ]
 end_of "$follower"
 check "follow ends with the queue: 0" [ "$rc" -eq 0 ]
 check "follow wrote one document a line" is_jsonl bg.out
+few 1
+start status --follow --json
+follower=$child
+check "it shows the queue" until_true 20 grep -q '"paused":false' bg.out
+exits 0 "pause" pause --reason "to be seen"
+check "follow shows a pause" until_true 20 grep -q '"paused":true.*"to be seen"' bg.out
+exits 0 "drain" drain
+check "and a drain" until_true 20 grep -q '"drain":true' bg.out
+exits 0 "resume" resume
+exits 0 "run" run --model "$demo"
+end_of "$follower"
+check "follow ends with the queue again: 0" [ "$rc" -eq 0 ]
 exits 0 "waves" waves --limit 3
 check "three waves and the titles" [ "$(wc -l <out)" -eq 4 ]
 exits 0 "waves --json" waves --json --limit 2
