@@ -125,6 +125,17 @@ static enum ns_night_order order_of(const char *word) /* one of the table's, or 
     return NS_ORDER_AUTO;
 }
 
+/* A queue that is not there is told before a large model is measured and opened for nothing. */
+static enum ns_code find_queue(struct ns_cli *cli, struct ns_error *err)
+{
+    struct ns_queue *queue = NULL;
+    if (ns_path_exists(cli->db_path))
+        return NS_OK;
+    enum ns_code rc = ns_cli_open_queue(cli, NS_QUEUE_READ, &queue, err);
+    ns_queue_close(queue);
+    return rc;
+}
+
 enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
 {
     const struct ns_args *args = &cli->args;
@@ -142,6 +153,8 @@ enum ns_code ns_cmd_run(struct ns_cli *cli, struct ns_error *err)
     options.ended = show_end;
     struct ns_progress *progress = NULL;
     struct ns_night_report report = {0};
+    if (rc == NS_OK)
+        rc = find_queue(cli, err);
     if (rc == NS_OK)
         rc = ns_progress_open(cli, &progress, err);
     if (rc != NS_OK)

@@ -35,6 +35,9 @@ check "an object" [ "$(field err '$.code') $(field err '$.type')" = "usage error
 exits 66 "no queue" status
 check "the file is named" err_has "$NIGHTSHIFT_DB"
 check "what to try" err_has "nightshift init"
+exits 66 "no queue for a run" run --model "$demo"
+check "it is the first thing to be said" sh -c "head -n 1 err | grep -q 'there is no queue at'"
+check "and what to try" err_has "Make one with"
 exits 0 "init" init
 exits 66 "no such batch" show batch_00000000000000000000000000
 exits 66 "no batch at all" export @last
