@@ -55,11 +55,12 @@ static enum ns_code add_wave(void *arg, const struct ns_wave_info *wave, struct 
         return ns_error_wrap(err, rc, "account of wave %" PRId64, wave->id);
     if (!ns_json_string(ns_json_find(detail, "bound_by"), &bound, &n))
         bound = "-";
-    char size[16], saved[24], achieved[16];
+    char size[16], saved[24], achieved[40] = "-"; /* no rates are known where a small model was not measured */
     ns_size_text(r->bytes_read, size);
     snprintf(saved, sizeof saved, "%.0f",
              number_of(detail, "rows_saved_by_prefix") + number_of(detail, "rows_saved_by_same"));
-    snprintf(achieved, sizeof achieved, "%.2f", number_of(detail, "achieved"));
+    if (number_of(detail, "bound_s") > 0)
+        snprintf(achieved, sizeof achieved, "%.2f %.16s", number_of(detail, "achieved"), bound);
     ns_table_cell(&l->table, "%" PRId64, wave->id);
     ns_table_cell(&l->table, "%s", r->kind);
     ns_table_cell(&l->table, "%" PRIu32, r->n_tokens_in);
@@ -70,7 +71,7 @@ static enum ns_code add_wave(void *arg, const struct ns_wave_info *wave, struct 
     ns_table_cell(&l->table, "%.0f", number_of(detail, "experts_read"));
     ns_table_cell(&l->table, "%s", size);
     ns_table_cell(&l->table, "%.2f s", (double)(r->ended_at_ms - r->began_at_ms) / 1000);
-    ns_table_cell(&l->table, "%s %s", achieved, bound);
+    ns_table_cell(&l->table, "%s", achieved);
     ns_json_free(detail);
     return NS_OK;
 }

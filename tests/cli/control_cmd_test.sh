@@ -130,6 +130,7 @@ end_of "$follower"
 check "follow ends with the queue again: 0" [ "$rc" -eq 0 ]
 exits 0 "waves" waves --limit 3
 check "three waves and the titles" [ "$(wc -l <out)" -eq 4 ]
+check "no bound is known of a model that was not measured" sh -c "tail -n 1 out | grep -q '  -\$'"
 exits 0 "waves --json" waves --json --limit 2
 check "with their account" [ "$(field out '$.waves[1].detail.rows')" -gt 0 ]
 
