@@ -49,7 +49,7 @@ static void let_waiting_threads_block(char **words)
 static bool says_json(int n_words, char **words)
 {
     for (int i = 1; i < n_words && strcmp(words[i], "--") != 0; i++)
-        if (strcmp(words[i], "--json") == 0)
+        if (strcmp(words[i], "--json") == 0 || strcmp(words[i], "-j") == 0)
             return true;
     return false;
 }

@@ -28,8 +28,10 @@ long=$(printf '%05000d' 0)
 exits 64 "a long path of a queue" init -d "$long"
 check "both numbers" err_has "has 5005 bytes, at most 4095 are allowed"
 exits 64 "no such kernel" bench kernels nosuchkernel --isa ref --threads 1
-exits 64 "JSON" frob --json
-check "an object" [ "$(field err '$.code') $(field err '$.type')" = "usage error" ]
+for json in --json -j; do
+    exits 64 "JSON" frob $json
+    check "an object" [ "$(field err '$.code') $(field err '$.type')" = "usage error" ]
+done
 
 # 66: not found
 exits 66 "no queue" status
