@@ -241,6 +241,15 @@ static bool has_endings(const struct ns_night *night)
     return false;
 }
 
+static enum ns_code wait_paused(struct ns_night *night, struct ns_error *err)
+{
+    if (!night->said_paused)
+        ns_log(NS_LOG_WARN, "the queue is paused: \"nightshift resume\" lets it go on");
+    night->said_paused = true;
+    ns_sleep_ms(sleep_ms);
+    return look(night, err);
+}
+
 /* Nothing to run: wait for work or for the end of a pause. *over: the night is done. */
 static enum ns_code idle(struct ns_night *night, bool *over, struct ns_error *err)
 {
@@ -250,18 +259,24 @@ static enum ns_code idle(struct ns_night *night, bool *over, struct ns_error *er
     *over = night->draining || (!paused && !night->options->keep && night->control.queued_now == 0);
     if (*over)
         return NS_OK;
-    if (paused && !night->said_paused)
-        ns_log(NS_LOG_WARN, "the queue is paused: \"nightshift resume\" lets it go on");
-    night->said_paused = paused;
+    if (paused)
+        return wait_paused(night, err);
+    night->said_paused = false;
     ns_sleep_ms(sleep_ms);
     return look(night, err);
 }
 
-/* What was under way comes back first, and with it the wave that an earlier run put aside. */
+/* What was under way comes back first, and with it the wave that an earlier run put aside: not before somebody may claim the
+ * requests that it serves, for its answers would be nobody's. */
 static enum ns_code begin(struct ns_night *night, bool *gave_up, struct ns_error *err)
 {
     size_t n_claimed = 0;
-    enum ns_code rc = ns_night_admit(night, &n_claimed, err);
+    enum ns_code rc = NS_OK;
+    while (rc == NS_OK && night->control.paused && ns_signal_count() == 0)
+        rc = wait_paused(night, err);
+    if (rc != NS_OK || night->control.drain || ns_signal_count() > 0)
+        return rc;
+    rc = ns_night_admit(night, &n_claimed, err);
     return rc == NS_OK ? ns_night_thaw(night, gave_up, err) : rc;
 }
 

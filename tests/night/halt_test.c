@@ -176,6 +176,67 @@ static void scores_and_last_tokens_are_counted(void **state)
     night_fixture_close(&f);
 }
 
+static void set_control(const struct night_fixture *f, enum ns_control_verb verb)
+{
+    struct ns_budget budget;
+    struct ns_queue *q = NULL;
+    struct ns_error err = {0};
+    ns_budget_init(&budget, "control", (size_t)8 << 20);
+    must(ns_queue_open(f->db, NS_QUEUE_WRITE, false, &budget, &q, &err), &err);
+    must(ns_queue_set_control(q, verb, NULL, &err), &err);
+    ns_queue_close(q);
+    ns_budget_fini(&budget);
+}
+
+static void stop_in_a_wave(struct night_fixture *f)
+{
+    night_fixture_new_queue(f);
+    submit_long(f, 4);
+    assert_true(run(f, 128, 3 * STEPS + 5));
+    assert_int_equal(suspended_files(f), 1);
+}
+
+/* A process that ends a pause some time after a run has begun. */
+static pid_t start_resumer(const struct night_fixture *f)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid > 0)
+        return pid;
+    for (int i = 0; i < 1000 && night_fixture_number(f, "SELECT count(*) FROM runners WHERE ended_at IS NULL") == 0;
+         i++)
+        usleep(20000);
+    usleep(1500000);
+    set_control(f, NS_CONTROL_RESUME);
+    _exit(0);
+}
+
+/* While nothing may be claimed, the wave would serve nobody: a run that drains leaves it, one that is paused waits. */
+static void a_wave_put_aside_waits_for_its_requests(void **state)
+{
+    (void)state;
+    struct night_fixture f;
+    static struct outcomes want;
+    int status;
+    open_long(&f, 4, &want);
+    stop_in_a_wave(&f);
+    finish_well(&f, &want, "at once");
+    uint64_t waves = report->waves;
+    stop_in_a_wave(&f);
+    set_control(&f, NS_CONTROL_DRAIN);
+    assert_false(run(&f, 128, 0));
+    assert_int_equal(report->waves, 0);
+    assert_int_equal(suspended_files(&f), 1);
+    set_control(&f, NS_CONTROL_PAUSE);
+    pid_t resumer = start_resumer(&f);
+    finish_well(&f, &want, "after a drain and a pause");
+    assert_int_equal(report->waves, waves);
+    assert_int_equal(waitpid(resumer, &status, 0), resumer);
+    assert_int_equal(status, 0);
+    night_fixture_close(&f);
+}
+
 /* C68: a second signal, at many moments while the first one's file is being written. */
 static void c68_second_signal_while_saving(void **state)
 {
@@ -205,6 +266,7 @@ int main(void)
         cmocka_unit_test(stop_at_every_boundary),
         cmocka_unit_test(stops_change_no_result),
         cmocka_unit_test(scores_and_last_tokens_are_counted),
+        cmocka_unit_test(a_wave_put_aside_waits_for_its_requests),
         cmocka_unit_test(c68_second_signal_while_saving),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
