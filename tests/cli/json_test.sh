@@ -122,6 +122,7 @@ cat err >>all.logs
 answers 0 plan --model "$demo" --disk-rate 1G --compute-rate 10
 answers 0 bench disk --model "$demo"
 answers 0 bench kernels rmsnorm --threads 1
+answers 0 bench wave --model "$demo" --rows 128 --threads 1 --memory 1G
 answers 0 simulate "$NS_SOURCE_DIR/tests/data/traces/kimi_k3_12.jsonl" --rows 4
 printf 'x' >"$NIGHTSHIFT_DB"
 refuses 65 list
