@@ -1,4 +1,4 @@
-/* cmd_events.c - what happened: starts, stops, takeovers, warnings. */
+/* cmd_events.c - what happened beside the work: takeovers, retries, side files lost, pages checked. */
 #include "cli/commands.h"
 
 #include "cli/batches.h"

@@ -12,18 +12,18 @@ struct exit_row {
 };
 
 static const struct exit_row exit_rows[] = {
-    {0, "done as asked; also: stopped on request"},
+    {0, "done as asked; also: stopped or drained on request"},
     {1, "done, but some requests failed"},
     {2, "nothing done: all failed, were cancelled or expired"},
     {64, "the command line is wrong"},
     {65, "bad data: input refused, queue or model damaged, or the queue is from a newer version"},
     {66, "an input, a batch or a request was not found"},
-    {69, "the engine is unavailable"},
+    {69, "the engine is unavailable: this processor or build does not have what --isa asks for"},
     {70, "a bug in nightshift"},
     {73, "an output could not be created"},
     {74, "reading or writing failed"},
     {75, "try later: another runner, a busy queue, too little memory or disk, or work is left"},
-    {76, "the queue is from an older version"},
+    {76, "the queue is from an older version than this program can read"},
     {77, "another runner took over"},
     {78, "bad configuration, or a file system that is not supported"},
     {130, "interrupted before a safe point by INT"},
@@ -36,7 +36,8 @@ static const char *const variables[][2] = {
     {"NO_COLOR", "no colour when it is set and not empty"},
     {"CLICOLOR_FORCE", "colour also where the output is not a terminal, when it is set and neither empty nor 0"},
     {"TERM, COLUMNS", "what the terminal can do, and how wide it is"},
-    {"OMP_WAIT_POLICY", "how waiting threads behave; run sets it to passive when it is not set, so that they block"},
+    {"OMP_WAIT_POLICY", "how waiting threads behave; run, plan, bench and simulate set it to passive when it is not "
+                        "set, so that they block"},
 };
 
 /* Adds words from text, breaking lines before column WIDTH; a line feed in text starts a new paragraph line. */
@@ -127,7 +128,8 @@ void ns_help_overview(struct ns_text *out)
                       "  nightshift submit prompts.jsonl\n"
                       "  nightshift run --model DIR\n"
                       "  nightshift export @last -o out.jsonl\n\n"
-                      "\"nightshift help VERB\" explains a verb, \"nightshift help --man\" prints the manual page.\n");
+                      "\"nightshift help VERB\" explains a verb, \"nightshift help --man\" prints the manual page,\n"
+                      "which has the exit codes.\n");
 }
 
 void ns_help_verb(const struct ns_verb *verb, struct ns_text *out)
