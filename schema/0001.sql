@@ -150,7 +150,7 @@ CREATE TABLE waves (
   bytes_read INTEGER NOT NULL, cache_hits INTEGER NOT NULL, cache_misses INTEGER NOT NULL,
   io_ms INTEGER NOT NULL, compute_ms INTEGER NOT NULL,
   state_bytes INTEGER NOT NULL DEFAULT 0, rss_bytes INTEGER, free_bytes INTEGER,
-  detail TEXT NOT NULL DEFAULT '{}'            -- the accounting of design.md section 6
+  detail TEXT NOT NULL DEFAULT '{}'            -- the account of the wave, as `waves --json` shows it
 ) STRICT;
 CREATE TABLE results (
   request_id INTEGER PRIMARY KEY REFERENCES requests(id) ON DELETE CASCADE,
@@ -190,7 +190,7 @@ CREATE TABLE control (
   reason TEXT, changed_at INTEGER
 ) STRICT;
 INSERT INTO control(id) VALUES (1);
-CREATE TABLE inbox (                          -- for people with a shell; see notes
+CREATE TABLE inbox (                          -- prompts added by hand; not read yet
   id INTEGER PRIMARY KEY, prompt TEXT NOT NULL, model TEXT, max_tokens INTEGER, custom_id TEXT,
   added_at INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)),
   problem TEXT
@@ -202,7 +202,7 @@ CREATE TABLE events (
   detail TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
 CREATE INDEX events_at ON events (at);
-CREATE TABLE actions (                         -- what people did: cancel, retry, hold, purge ...
+CREATE TABLE actions (                         -- what people did: cancel, retry, hold ...
   id INTEGER PRIMARY KEY, at INTEGER NOT NULL, uid INTEGER NOT NULL, who TEXT NOT NULL, host TEXT NOT NULL,
   verb TEXT NOT NULL, args TEXT NOT NULL, rows_changed INTEGER NOT NULL, note TEXT
 ) STRICT;
