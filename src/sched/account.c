@@ -2,7 +2,7 @@
  *
  * WHAT   Three sums for each wave and for all: what was done (rows by kind, experts, bytes, seconds), what the same work
  *        costs one prompt at a time, and the lower bound of physics. And the size of the next wave, from the same numbers.
- * WHY    The bound makes "fast" checkable: achieved = bound / wall. It follows throughput.md part 4:
+ * WHY    The bound makes "fast" checkable: achieved = bound / wall. It counts:
  *          multiply-adds  rows that had to be computed, logit rows, (row, earlier position) pairs
  *          bytes          everything once for the first pass, and again for each further token of the longest generation,
  *                         less what memory can keep: a generation's next token is known only after the pass before it;
@@ -223,7 +223,7 @@ static double step_least(const struct ns_sched_model *m, double n, double share)
     return weights + (read < groups ? read : groups);
 }
 
-/* Bytes that have to move for all that was done, throughput.md part 4. */
+/* Bytes that have to move for all that was done. */
 static double bytes_least(const struct ns_sched *s, const struct ns_sched_account *a)
 {
     const struct ns_sched_model *m = &s->model;

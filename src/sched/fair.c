@@ -13,8 +13,7 @@
  *      have had. (Not counted: identical items, which take none; a better class; and while it waits for memory, items that
  *      need none.)                                               (fair_test: nobody_is_overtaken_more_often)
  *   2. A batch gets its share of tokens among the batches of its class.    (fair_test: batches_share_tokens)
- *   3. The oldest item begins after a bounded number of places.            (fair_test: low_priority_does_not_starve)
- * READING  queue.md 5g. */
+ *   3. The oldest item begins after a bounded number of places.            (fair_test: low_priority_does_not_starve) */
 #include "sched/sched_impl.h"
 
 #include <assert.h>

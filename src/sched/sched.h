@@ -197,7 +197,7 @@ struct ns_sched_account {
     uint64_t state_bytes;             /* held for sequences after the wave (all: the most) */
     uint64_t spill_read_bytes, spill_written_bytes, spill_file_bytes; /* states on disk; file: after the wave */
     uint64_t disk_ns, compute_ns, product_ns, stall_ns, wall_ns, plan_ns;
-    double bound_disk_s, bound_compute_s, bound_s; /* lower bound, throughput.md part 4; 0: rates not known */
+    double bound_disk_s, bound_compute_s, bound_s; /* lower bound, see account.c; 0: rates not known */
     double achieved;                               /* bound_s / wall; 0: not known */
     double overlap;                                /* max(disk, compute) / wall */
     enum ns_sched_bound bound;                     /* what the time went to */

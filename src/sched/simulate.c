@@ -3,13 +3,13 @@
  * WHAT   A machine whose sequences are a position and a topic. A wave looks up which experts its rows would choose, in
  *        recorded routing or in a synthetic one, counts the union, and derives bytes and seconds from the model's numbers:
  *          bytes   = trunk + head + experts of the union, less what was read before and memory keeps
- *          seconds = the greater of bytes / read rate and multiply-adds / rate, and 5 % (throughput.md 2.2)
+ *          seconds = the greater of bytes / read rate and multiply-adds / rate, and 5 %
  *        Every item runs to its expected length. Four ways to run them are compared.
  * WHY    It answers "what would grouping gain for this queue" with the code that would do it, not with a formula.
  * ROUTING  Recorded: an item walks through the recorded tokens from a place given by its first tokens. Synthetic: half of a
  *        row's choices come from a small set of its topic, a third from the set of its token, the rest from all experts
  *        with a skew. The topic follows the tokens at multiples of 256 positions. Overlap of two rows of a topic is then
- *        about 0.17 and of the same token about 0.4, near what was measured on real models (throughput.md 2.3); the sums
+ *        about 0.17 and of the same token about 0.4, near what was measured on real models; the sums
  *        are good to some 20 %.
  * INVARIANT  Same options, same result.    (simulate_test: same_seed_same_result) */
 #include "sched/sched_impl.h"
