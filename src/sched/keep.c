@@ -5,8 +5,8 @@
  * WHY    The ledger of ledger.c counts item by item, before it is known how chains join. The exact sum is taken here, over
  *        all states that exist while the wave runs, and what does not fit goes: states that only save work first, then
  *        those of the items placed last. The first item placed always keeps its own, so there is progress. When even that
- *        does not fit, because chains start from states that no chain may write over, the wave is planned again for one
- *        item that leaves a state (tight).
+ *        does not fit, because chains start from states that no chain may write over, or when no item has room beside
+ *        what is kept, the wave is planned again for one item that leaves a state (tight).
  * INVARIANTS
  *   1. States never take more than the machine has.                           (hash_machine.c checks every wave)
  *   2. A state is written over only by the one segment that starts from it.   (hash_machine.c) */

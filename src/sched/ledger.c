@@ -192,11 +192,15 @@ bool ns_ledger_room(struct ns_sched *s, size_t bytes, double worth)
     return has_room(s, bytes);
 }
 
+/* Rows are worth states that save fewer. But a state that an item waits for is worth all of those, as in reserve. */
 uint32_t ns_ledger_rows_left(struct ns_sched *s, uint32_t n, size_t bytes)
 {
     uint32_t low = 0, high = n + 1, steps = s->n_live;
     if (s->room_total == SIZE_MAX || (bytes == 0 && s->wave.out.rows + n <= steps))
         return n; /* the steps of those that have begun were counted when they began */
+    s->placing = 1;
+    if (n > 0 && bytes > 0 && !s->memory_blocked && ns_ledger_room(s, bytes, 1e300))
+        low = 1;
     while (high - low > 1) {
         uint32_t middle = high == n + 1 ? n : low + (high - low) / 2;
         s->placing = middle;

@@ -312,17 +312,26 @@ static bool behind_cut(const struct ns_sched *s, uint32_t ride)
     return ride != NS_NIL;
 }
 
-/* How many of n rows have room, and a state of the item's own beside them if it must leave one. */
+/* How many of n rows have room, and a state of the item's own beside them if it must leave one. When only the state it
+ * starts from is in the way, reserve will let it have that one. */
 static uint32_t rows_left(struct ns_sched *s, const struct ns_sched_entry *it, const struct ns_need *need, uint32_t n)
 {
     size_t state = ns_place_keeps_state(it) && it->reserve == 0 ? ns_ledger_need(s, it) : 0;
     uint32_t start = need->state_node;
-    if (start != NS_NIL)
-        s->kept[s->node[start].state].starts++; /* not to be given up for this very item */
-    n = ns_ledger_rows_left(s, n, state);
-    if (start != NS_NIL)
-        s->kept[s->node[start].state].starts--; /* giving others up moves it */
-    return n;
+    if (start == NS_NIL)
+        return ns_ledger_rows_left(s, n, state);
+    s->kept[s->node[start].state].starts++; /* not to be given up for this very item */
+    uint32_t left = ns_ledger_rows_left(s, n, state);
+    struct ns_kept *kept = &s->kept[s->node[start].state]; /* giving others up moves it */
+    if (left == 0 && state > 0 && kept->cover == 0 && kept->starts == 1) {
+        size_t bytes = kept->bytes;
+        ns_ledger_less(s, bytes);
+        left = ns_ledger_rows_left(s, n, state);
+        s->extra += bytes;
+        kept = &s->kept[s->node[start].state];
+    }
+    kept->starts--;
+    return left;
 }
 
 static enum ns_place place_item(struct ns_sched *s, uint32_t item, bool decode_only, struct ns_error *err)
@@ -344,7 +353,7 @@ static enum ns_place place_item(struct ns_sched *s, uint32_t item, bool decode_o
     cut = to - need.from > left;
     if (cut && (decode_only || left == 0))
         return NS_PLACE_FULL;
-    if (cut && !keeps && to - need.kept_at <= wave->rows_most)
+    if (cut && !keeps && it->reserve == 0 && to - need.kept_at <= wave->rows_most)
         return NS_PLACE_FULL; /* an empty wave takes it whole, without a state */
     if (cut)
         to = cut_at(need.from, left);

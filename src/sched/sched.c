@@ -464,12 +464,13 @@ enum ns_code ns_sched_next(struct ns_sched *s, int64_t now_ms, struct ns_sched_p
     enum ns_code rc = fill(s, rows, now_ms, err);
     if (rc == NS_OK && wave->n_rides == 0 && s->options.rows == 0 && rows < s->machine.rows_max)
         rc = fill(s, s->machine.rows_max, now_ms, err); /* a long item that fits whole needs no state */
-    if (rc == NS_OK && wave->n_rides == 0) {
+    bool stuck = rc == NS_OK && wave->n_rides == 0 && s->n_kept > 0 && nothing_fits(s, NULL) != NS_OK;
+    if (rc == NS_OK && wave->n_rides == 0 && !stuck) {
         *plan = (struct ns_sched_plan){.rows_most = rows};
         return nothing_fits(s, err);
     }
-    if (rc == NS_OK && !ns_keep_choose(s)) {
-        s->tight = true;
+    if (rc == NS_OK && (stuck || !ns_keep_choose(s))) {
+        s->tight = true; /* what is kept is in the way of every item */
         rc = fill(s, rows, now_ms, err);
         if (rc == NS_OK && (wave->n_rides == 0 || !ns_keep_choose(s)))
             rc = ns_error_set(err, NS_BUDGET, "%zu bytes for states are too few for one of %u items", s->state_total,

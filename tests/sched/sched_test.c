@@ -347,12 +347,20 @@ static void night(uint64_t seed, bool sound)
     w.m.poison = rng_below(rng, 3) == 0 ? w.m.vocab - 1 : NS_NO_TOKEN;
     size_t longest = w.m.seq_fixed + w.m.seq_row * LENGTH_MAX * 2;
     w.m.state_bytes = longest * (1 + rng_below(rng, 8)) + rng_below(rng, 50);
+    bool scarce = false;
     if (rng_below(rng, 3) == 0) { /* rows and states in one place */
         w.m.wave_row = 1 + rng_below(rng, 3);
-        w.m.state_bytes += w.m.wave_row * w.m.rows_max;
+        scarce = rng_below(rng, 2) == 0;
+        w.m.state_bytes = scarce ? longest : w.m.state_bytes;
+        w.m.state_bytes += w.m.wave_row * (scarce ? 72 : w.m.rows_max);
     }
     struct ns_sched_options options;
     options_random(&w, &options);
+    if (scarce) { /* just enough for one item, or for the widest wave */
+        uint32_t fit = (uint32_t)(w.m.state_bytes / w.m.wave_row);
+        w.m.rows_max = fit < w.m.rows_max ? fit : w.m.rows_max;
+        options.rows = options.rows < w.m.rows_max ? options.rows : w.m.rows_max;
+    }
     world_open(&w, &options);
     jobs_make(&w, 1 + rng_below(rng, 60));
     bool lossy = rng_below(rng, 3) == 0;
@@ -489,6 +497,74 @@ static void prompts_make_way_for_states(void **state)
         assert_true(wave_run(&w));
     assert_in_range(ns_sched_live(w.s), 18, 19); /* all but a row for each */
     case_close(&w);
+}
+
+static void shared_room_open(struct world *w, const struct ns_sched_options *options, size_t bytes)
+{
+    case_open(w, options, 0);
+    world_close(w);
+    free(w->job);
+    w->m.wave_row = 1;
+    w->m.state_bytes = bytes;
+    world_open(w, options);
+    w->n_jobs = 0;
+    w->job = calloc(64, sizeof *w->job);
+    assert_non_null(w->job);
+}
+
+/* Memory for one state, and the prefix that a generation starts from has it: it gets that one. */
+static void generation_takes_the_state_it_starts_from(void **state)
+{
+    (void)state;
+    struct world w;
+    shared_room_open(&w, &(struct ns_sched_options){.rows = 25, .overtake_most = 1}, 100 + 32);
+    case_job(&w, 26, 20, 25, 0);
+    case_job(&w, 29, 20, 0, 2);
+    case_job(&w, 29, 20, 0, 2);
+    case_close(&w);
+    assert_int_equal(w.m.rows, 25 + (9 + 1) + (29 + 1));
+}
+
+/* The only place for a state is taken by a prefix that is worth more than a row: it goes, or the generation would wait for
+ * all that use the prefix. */
+static void generation_does_not_wait_for_a_kept_prefix(void **state)
+{
+    (void)state;
+    struct world w;
+    shared_room_open(&w, &(struct ns_sched_options){.rows = 30, .overtake_most = 1}, 100 + 32);
+    for (int i = 0; i < 10; i++)
+        case_job(&w, 31, 20, 30, 0);
+    assert_true(wave_run(&w));
+    struct job *j = case_job(&w, 10, 0, 0, 3);
+    for (int i = 0; i < 5; i++)
+        assert_true(wave_run(&w));
+    assert_true(j->over);
+    case_close(&w);
+}
+
+/* A prefix that is kept leaves no room for the rows of those it is kept for: it goes. */
+static void kept_prefix_does_not_stop_the_queue(void **state)
+{
+    (void)state;
+    struct world w;
+    shared_room_open(&w, &(struct ns_sched_options){.rows = 66}, 100 + 32);
+    case_job(&w, 26, 20, 25, 0);
+    case_job(&w, 66, 20, 65, 0);
+    case_job(&w, 66, 20, 65, 0);
+    case_close(&w);
+    assert_int_equal(w.m.rows, 25 + 65 + 65);
+}
+
+/* The rest of a prompt would have room in a wave by itself, but not beside the state that it starts from. */
+static void rest_of_a_prompt_is_cut_again(void **state)
+{
+    (void)state;
+    struct world w;
+    shared_room_open(&w, &(struct ns_sched_options){.rows = 100}, 100 + 72);
+    case_job(&w, 155, 0, 154, 0);
+    case_close(&w);
+    assert_int_equal(w.m.rows, 154);
+    assert_int_equal(w.m.waves, 3);
 }
 
 static void long_prompts_are_cut_at_64(void **state)
@@ -641,6 +717,10 @@ int main(void)
         cmocka_unit_test(shared_rows_are_computed_once),
         cmocka_unit_test(prefix_state_is_kept_while_memory_lasts),
         cmocka_unit_test(prompts_make_way_for_states),
+        cmocka_unit_test(generation_takes_the_state_it_starts_from),
+        cmocka_unit_test(generation_does_not_wait_for_a_kept_prefix),
+        cmocka_unit_test(kept_prefix_does_not_stop_the_queue),
+        cmocka_unit_test(rest_of_a_prompt_is_cut_again),
         cmocka_unit_test(long_prompts_are_cut_at_64),
         cmocka_unit_test(lost_wave_costs_only_its_rows),
         cmocka_unit_test(what_never_fits_is_refused),
