@@ -349,8 +349,13 @@ static enum ns_place place_item(struct ns_sched *s, uint32_t item, bool decode_o
     bool keeps = ns_place_keeps_state(it), cut = to - need.from > left;
     if (decode_only && (cut || to - need.from > 1))
         return NS_PLACE_FULL;
-    left = rows_left(s, it, &need, cut ? left : to - need.from);
+    uint32_t most = cut ? left : to - need.from;
+    left = rows_left(s, it, &need, most);
     cut = to - need.from > left;
+    if (left == 0 && most > 0 && ns_ledger_rows_left(s, 1, 0) > 0) {
+        s->memory_blocked = true; /* only its state has no room: those that need none may go on */
+        return NS_PLACE_MEMORY;
+    }
     if (cut && (decode_only || left == 0))
         return NS_PLACE_FULL;
     if (cut && !keeps && it->reserve == 0 && to - need.kept_at <= wave->rows_most)

@@ -567,6 +567,23 @@ static void rest_of_a_prompt_is_cut_again(void **state)
     assert_int_equal(w.m.waves, 3);
 }
 
+/* A generation that waits for memory, and may be overtaken no more, does not hold back those that need none. */
+static void scoring_goes_on_while_a_state_has_no_room(void **state)
+{
+    (void)state;
+    struct world w;
+    shared_room_open(&w, &(struct ns_sched_options){.rows = 24, .overtake_most = 2}, 100 + 32);
+    case_job(&w, 10, 0, 0, 40);
+    assert_true(wave_run(&w));
+    case_job(&w, 10, 0, 0, 40);
+    for (int i = 0; i < 20; i++)
+        case_job(&w, 11, 0, 10, 0);
+    for (int i = 0; i < 20; i++)
+        assert_true(wave_run(&w));
+    assert_int_equal(ns_sched_items(w.s), 2);
+    case_close(&w);
+}
+
 static void long_prompts_are_cut_at_64(void **state)
 {
     (void)state;
@@ -721,6 +738,7 @@ int main(void)
         cmocka_unit_test(generation_does_not_wait_for_a_kept_prefix),
         cmocka_unit_test(kept_prefix_does_not_stop_the_queue),
         cmocka_unit_test(rest_of_a_prompt_is_cut_again),
+        cmocka_unit_test(scoring_goes_on_while_a_state_has_no_room),
         cmocka_unit_test(long_prompts_are_cut_at_64),
         cmocka_unit_test(lost_wave_costs_only_its_rows),
         cmocka_unit_test(what_never_fits_is_refused),
