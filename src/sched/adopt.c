@@ -17,6 +17,7 @@ void ns_sched_adopt(struct ns_sched *s, uint32_t item, struct ns_seq *seq)
     ns_ledger_attach(s, node, seq, at);
     if (it->n_done < at)
         it->n_done = at;
+    it->running = it->running || at + 1 == it->n;
 }
 
 const struct ns_seq *ns_sched_state(const struct ns_sched *s, uint32_t item, uint32_t *positions)

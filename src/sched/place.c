@@ -286,7 +286,7 @@ static void count(struct ns_sched *s, struct ns_sched_entry *it, uint32_t from, 
     uint32_t fresh = rows - again;
     out->rows += rows;
     out->rows_replay += again;
-    if (it->left > 0 && it->n_done > 0 && start > 0 && rows == 1)
+    if (it->left > 0 && it->running && start > 0 && rows == 1)
         out->rows_decode += fresh;
     else if (it->left > 0)
         out->rows_prefill += fresh;

@@ -53,6 +53,7 @@ struct ns_want {
 
 struct ns_sched_entry { /* one item */
     bool used, failed, begun;
+    bool running;       /* its next row is a generated token, or the last of a prompt that went before */
     uint64_t id, order; /* order: of arrival */
     uint32_t n;         /* positions on its path */
     uint32_t node;      /* where the path ends */

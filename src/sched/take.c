@@ -103,16 +103,17 @@ static size_t results_make(struct ns_sched *s, const struct ns_answer *answer)
                                                   .n_top = it->n_top,
                                                   .last = it->n_wanted == 0,
                                                   .answer = &answer[use->ask]};
-        if (next)
+        if (next) {
+            it->running = true;
             ns_account_depth(s, use->item);
-        if (it->n_wanted == 0 && !it->begun) { /* served by the rows of an identical item */
-            uint32_t done = use->position + 1;
-            uint32_t alone = done > it->n_done ? done - it->n_done : 0;
-            wave->out.rows_same += alone;
-            ns_account_alone(s, alone);
-            it->n_done = done;
-            ns_fair_begin(s, use->item);
         }
+        if (it->n_wanted == 0 && it->n > it->n_done) { /* served by the rows of an identical item */
+            wave->out.rows_same += it->n - it->n_done;
+            ns_account_alone(s, it->n - it->n_done);
+            it->n_done = it->n;
+        }
+        if (it->n_wanted == 0 && !it->begun)
+            ns_fair_begin(s, use->item);
     }
     return n;
 }
@@ -125,8 +126,9 @@ enum ns_code ns_sched_take(struct ns_sched *s, const struct ns_wave *done, struc
         return ns_error_set(err, NS_INTERNAL, "no wave is planned");
     const struct ns_answer *answer = s->machine.wave_answers(s->machine.self, done);
     faults_find(s, done, answer);
-    for (size_t u = 0; u < wave->n_uses; u++) {
-        struct ns_sched_entry *it = &s->item[wave->use[u].item];
+    for (uint32_t i = s->begun.first; i != NS_NIL;
+         i = s->item[i].list_next) { /* cut ones too, which had no answer yet */
+        struct ns_sched_entry *it = &s->item[i];
         if (it->stamp == wave->stamp && it->end_next > it->n_done)
             it->n_done = it->end_next;
     }

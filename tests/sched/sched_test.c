@@ -334,6 +334,23 @@ static void options_random(struct world *w, struct ns_sched_options *o)
     }
 }
 
+/* However items were cut, shared and given up, one at a time they would have cost their rows once. */
+static void check_account(const struct world *w)
+{
+    struct ns_sched_account all;
+    ns_sched_account_all(w->s, &all);
+    uint64_t alone = 0;
+    for (uint32_t i = 0; i < w->n_jobs; i++) {
+        if (w->job[i].cancelled || w->job[i].failed)
+            return;
+        alone += w->job[i].n - 1; /* the last token has no row */
+    }
+    assert_int_equal(all.rows, all.rows_decode + all.rows_prefill + all.rows_score + all.rows_replay);
+    assert_int_equal(all.alone_rows, all.rows - all.rows_replay + all.rows_prefix + all.rows_same);
+    if (!w->snapshots)
+        assert_int_equal(all.alone_rows, alone);
+}
+
 /* One random night: arrivals in portions, cancellations, lost waves, poisoned items, little memory. */
 static void night(uint64_t seed, bool sound)
 {
@@ -385,6 +402,7 @@ static void night(uint64_t seed, bool sound)
             check_sound(&w);
     }
     jobs_check(&w);
+    check_account(&w);
     world_close(&w);
     free(w.job);
 }
