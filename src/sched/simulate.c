@@ -43,6 +43,9 @@ struct sim {
     uint32_t n_layers;
     uint64_t *set; /* [n_layers][words] of the wave */
     size_t words;
+    uint32_t *left;   /* [n_layers] experts that the wave has not */
+    uint32_t to_fill; /* layers with some left */
+    bool tell;        /* what every row chose, to the scheduler */
     uint32_t *chosen; /* [top_k] */
 };
 
@@ -87,13 +90,22 @@ static uint32_t layer_number(const struct sim *sim, uint32_t layer)
     return sim->n_layers == n ? layer : layer * step + step / 2;
 }
 
+/* A wave soon has all experts of a layer; what its other rows choose there matters only to the scheduler. */
 static void route_row(struct sim *sim, uint64_t topic, uint32_t token, uint32_t position, uint32_t row)
 {
-    for (uint32_t layer = 0; layer < sim->n_layers; layer++) {
+    uint32_t n = sim->to_fill > 0 || sim->tell ? sim->n_layers : 0;
+    for (uint32_t layer = 0; layer < n; layer++) {
+        if (sim->left[layer] == 0 && !sim->tell)
+            continue;
         choose(sim, topic, token, position, layer);
-        for (uint32_t i = 0; i < sim->o->model.top_k; i++)
-            sim->set[layer * sim->words + sim->chosen[i] / 64] |= 1ull << (sim->chosen[i] % 64);
-        ns_sched_routing(sim->sched, row, layer_number(sim, layer), sim->chosen, sim->o->model.top_k);
+        for (uint32_t i = 0; i < sim->o->model.top_k; i++) {
+            uint64_t *word = &sim->set[layer * sim->words + sim->chosen[i] / 64], bit = 1ull << (sim->chosen[i] % 64);
+            if ((*word & bit) == 0 && --sim->left[layer] == 0)
+                sim->to_fill--;
+            *word |= bit;
+        }
+        if (sim->tell)
+            ns_sched_routing(sim->sched, row, layer_number(sim, layer), sim->chosen, sim->o->model.top_k);
     }
 }
 
@@ -253,6 +265,9 @@ static enum ns_code sim_wave_step(void *self, struct ns_wave *w, bool *done, str
     struct sim *sim = self;
     uint64_t past = 0;
     memset(sim->set, 0, sim->n_layers * sim->words * sizeof *sim->set);
+    for (uint32_t layer = 0; layer < sim->n_layers; layer++)
+        sim->left[layer] = sim->o->model.n_experts;
+    sim->to_fill = sim->n_layers;
     for (size_t i = 0; i < w->desc->n_segments; i++)
         segment_run(sim, i, &past);
     for (size_t i = 0; i < w->desc->n_segments; i++) {
@@ -360,8 +375,9 @@ static enum ns_code night_run(struct sim *sim, enum ns_sim_mode mode, const stru
     enum ns_code rc = NS_OK;
     size_t next = 0;
     while (rc == NS_OK) {
-        size_t most = mode == NS_SIM_ONE_BY_ONE ? 1 : n;
-        while (rc == NS_OK && next < n && ns_sched_items(sim->sched) < most) {
+        /* in file order no more than a wave can take need to wait: their tokens are there once for each */
+        size_t most = mode == NS_SIM_ONE_BY_ONE ? 1 : n, waiting = mode == NS_SIM_FILE_ORDER ? sim->o->rows_max : n;
+        while (rc == NS_OK && next < n && ns_sched_items(sim->sched) < most && ns_sched_waiting(sim->sched) < waiting) {
             struct ns_sched_item it = item[next];
             uint32_t number;
             it.id = next++;
@@ -415,11 +431,13 @@ enum ns_code ns_sim_run(const struct ns_sim_options *options, enum ns_sim_mode m
     struct ns_sched_options sched = options->sched;
     sched.alone = mode == NS_SIM_ONE_BY_ONE || mode == NS_SIM_FILE_ORDER;
     sched.in_order = sched.alone;
+    sim.tell = mode == NS_SIM_EXPERTS;
     sched.experts = mode == NS_SIM_EXPERTS ? NS_SCHED_EXPERTS_ALWAYS : NS_SCHED_EXPERTS_NEVER;
     struct ns_machine machine = machine_of(&sim);
     sim.set = ns_budget_take(budget, sim.n_layers * sim.words * sizeof *sim.set, err);
     sim.chosen = ns_budget_take(budget, options->model.top_k * sizeof *sim.chosen, err);
-    rc = sim.set && sim.chosen ? ns_sched_open(&sched, &machine, budget, &sim.sched, err) : NS_BUDGET;
+    sim.left = ns_budget_take(budget, sim.n_layers * sizeof *sim.left, err);
+    rc = sim.set && sim.chosen && sim.left ? ns_sched_open(&sched, &machine, budget, &sim.sched, err) : NS_BUDGET;
     if (rc == NS_OK) {
         ns_sched_set_model(sim.sched, &options->model);
         rc = night_run(&sim, mode, item, n_items, err);
@@ -429,7 +447,7 @@ enum ns_code ns_sim_run(const struct ns_sim_options *options, enum ns_sim_mode m
         out->hours = (double)out->account.wall_ns / 3.6e12;
     }
     ns_sched_close(sim.sched);
-    void *owned[] = {sim.set, sim.chosen, sim.wave.answer, sim.wave.topic, sim.wave.end};
+    void *owned[] = {sim.set, sim.chosen, sim.left, sim.wave.answer, sim.wave.topic, sim.wave.end};
     for (size_t i = 0; i < NS_COUNT(owned); i++)
         ns_budget_give(budget, owned[i]);
     return rc == NS_OK ? NS_OK : ns_error_wrap(err, rc, "simulation, %s", ns_sim_mode_name(mode));

@@ -107,6 +107,21 @@ static void sharing_saves_rows_and_bytes(void **state)
     free(set);
 }
 
+/* Without sharing, every waiting item has its tokens for itself: those that no wave can take yet stay outside. */
+static void file_order_needs_little_memory(void **state)
+{
+    (void)state;
+    struct ns_sim_options o = k3_like();
+    o.rows_max = 8;
+    struct job_set *set = jobs(MANY, LONGEST, 0, 1, 0);
+    struct ns_budget budget;
+    ns_budget_init(&budget, "test", sizeof set->token / 2);
+    struct ns_sim_result result;
+    assert_int_equal(ns_sim_run(&o, NS_SIM_FILE_ORDER, set->item, set->n, &budget, &result, NULL), NS_OK);
+    assert_int_equal(result.account.rows, MANY * (LONGEST - 1));
+    free(set);
+}
+
 static void same_seed_same_result(void **state)
 {
     (void)state;
@@ -303,10 +318,11 @@ static void impossible_models_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sharing_saves_rows_and_bytes),   cmocka_unit_test(same_seed_same_result),
-        cmocka_unit_test(grouping_touches_fewer_experts), cmocka_unit_test(topics_go_together),
-        cmocka_unit_test(bound_is_below_what_was_done),   cmocka_unit_test(bound_counts_states),
-        cmocka_unit_test(rows_and_states_share_memory),   cmocka_unit_test(impossible_models_are_refused),
+        cmocka_unit_test(file_order_needs_little_memory), cmocka_unit_test(sharing_saves_rows_and_bytes),
+        cmocka_unit_test(same_seed_same_result),          cmocka_unit_test(grouping_touches_fewer_experts),
+        cmocka_unit_test(topics_go_together),             cmocka_unit_test(bound_is_below_what_was_done),
+        cmocka_unit_test(bound_counts_states),            cmocka_unit_test(rows_and_states_share_memory),
+        cmocka_unit_test(impossible_models_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
