@@ -107,6 +107,22 @@ static void sharing_saves_rows_and_bytes(void **state)
     free(set);
 }
 
+/* Nothing is in memory before the first wave has read it. */
+static void what_memory_keeps_is_read_once(void **state)
+{
+    (void)state;
+    struct ns_sim_options o = k3_like();
+    o.model.memory_bytes = 1ull << 50;
+    struct job_set *set = jobs(MANY, 40, 0, 1, 0);
+    for (enum ns_sim_mode mode = 0; mode < NS_SIM_MODES; mode++) {
+        struct ns_sched_account a = simulate(&o, mode, set);
+        assert_int_equal(a.trunk_bytes, o.model.trunk_bytes);
+        assert_int_equal(a.head_bytes, o.model.head_bytes);
+        assert_true(a.expert_bytes > 0);
+    }
+    free(set);
+}
+
 /* Without sharing, every waiting item has its tokens for itself: those that no wave can take yet stay outside. */
 static void file_order_needs_little_memory(void **state)
 {
@@ -318,11 +334,16 @@ static void impossible_models_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(file_order_needs_little_memory), cmocka_unit_test(sharing_saves_rows_and_bytes),
-        cmocka_unit_test(same_seed_same_result),          cmocka_unit_test(grouping_touches_fewer_experts),
-        cmocka_unit_test(topics_go_together),             cmocka_unit_test(bound_is_below_what_was_done),
-        cmocka_unit_test(bound_counts_states),            cmocka_unit_test(rows_and_states_share_memory),
+        cmocka_unit_test(file_order_needs_little_memory),
+        cmocka_unit_test(sharing_saves_rows_and_bytes),
+        cmocka_unit_test(same_seed_same_result),
+        cmocka_unit_test(grouping_touches_fewer_experts),
+        cmocka_unit_test(topics_go_together),
+        cmocka_unit_test(bound_is_below_what_was_done),
+        cmocka_unit_test(bound_counts_states),
+        cmocka_unit_test(rows_and_states_share_memory),
         cmocka_unit_test(impossible_models_are_refused),
+        cmocka_unit_test(what_memory_keeps_is_read_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
