@@ -1,6 +1,7 @@
 /* cmd_status.c - how far the queue is, who works on it, how fast, and how long it may take. */
 #include "cli/commands.h"
 
+#include "cli/job_account.h"
 #include "cli/batches.h"
 #include "sys/sys.h"
 
@@ -59,26 +60,6 @@ static enum ns_code read_eta(struct ns_queue *queue, const struct ns_queue_statu
     return NS_OK;
 }
 
-/* The account of the last run, as its last wave left it. */
-struct account {
-    struct ns_json *doc; /* detail of that wave, owned; NULL: no wave yet */
-};
-
-static enum ns_code keep_detail(void *arg, const struct ns_wave_info *wave, struct ns_error *err)
-{
-    struct account *a = arg;
-    const char *text = wave->record.detail ? wave->record.detail : "{}";
-    ns_json_free(a->doc);
-    a->doc = NULL;
-    return ns_json_parse(text, strlen(text), &a->doc, err);
-}
-
-static double sum_of(const struct account *a, const char *name)
-{
-    double v = 0;
-    return ns_json_number(ns_json_find(ns_json_find(a->doc, "job"), name), &v) ? v : 0;
-}
-
 static double per_second(int64_t n, int64_t ms)
 {
     return ms > 0 ? 1000.0 * (double)n / (double)ms : 0;
@@ -131,18 +112,8 @@ static void waves_json(struct ns_answer_json *a, const struct ns_queue_status *s
     ns_json_close_object(&a->w);
 }
 
-static void account_json(struct ns_answer_json *a, const struct account *account)
-{
-    const struct ns_json *job = ns_json_find(account->doc, "job");
-    ns_json_put_key(&a->w, "account");
-    if (job)
-        ns_json_put_value(&a->w, job);
-    else
-        ns_json_put_null(&a->w);
-}
-
 static enum ns_code say_json(struct ns_cli *cli, const struct ns_queue_status *s, const struct eta *eta,
-                             const struct account *account, struct ns_error *err)
+                             const struct ns_account *account, struct ns_error *err)
 {
     struct ns_answer_json a;
     char now[24];
@@ -173,7 +144,7 @@ static enum ns_code say_json(struct ns_cli *cli, const struct ns_queue_status *s
     ns_answer_int(&a, "completion_tokens", s->completion_tokens);
     ns_answer_int(&a, "unfinished_tokens", s->unfinished_tokens);
     waves_json(&a, s);
-    account_json(&a, account);
+    ns_account_json(&a, "account", account);
     ns_json_put_key(&a.w, "eta_s");
     if (eta->known) {
         ns_json_open_array(&a.w);
@@ -271,17 +242,17 @@ static void say_waves(struct ns_cli *cli, const struct ns_queue_status *s, const
 }
 
 /* What the waves saved, and how near they came to what nobody could go below. */
-static void say_account(struct ns_cli *cli, const struct account *a)
+static void say_account(struct ns_cli *cli, const struct ns_account *a)
 {
-    double rows = sum_of(a, "rows"), alone = sum_of(a, "alone_rows"), alone_bytes = sum_of(a, "alone_bytes"),
-           bound = sum_of(a, "bound_s");
-    double read =
-        sum_of(a, "trunk_bytes") + sum_of(a, "head_bytes") + sum_of(a, "embed_bytes") + sum_of(a, "expert_bytes");
+    double rows = ns_account_sum(a, "rows"), alone = ns_account_sum(a, "alone_rows"),
+           alone_bytes = ns_account_sum(a, "alone_bytes"), bound = ns_account_sum(a, "bound_s");
+    double read = ns_account_sum(a, "trunk_bytes") + ns_account_sum(a, "head_bytes") +
+                  ns_account_sum(a, "embed_bytes") + ns_account_sum(a, "expert_bytes");
     char size[16], span[24];
     if (rows <= 0)
         return;
     ns_say(cli, "saved     %.0f rows by prefixes, %.0f by equals; one prompt at a time: %.0f rows",
-           sum_of(a, "rows_saved_by_prefix"), sum_of(a, "rows_saved_by_same"), alone);
+           ns_account_sum(a, "rows_saved_by_prefix"), ns_account_sum(a, "rows_saved_by_same"), alone);
     if (read > 0 && alone_bytes > 0) { /* none where the model stays in memory */
         ns_size_text((uint64_t)alone_bytes, size);
         ns_say(cli, " and %s, %.1f times the bytes", size, alone_bytes / read);
@@ -291,11 +262,12 @@ static void say_account(struct ns_cli *cli, const struct account *a)
         return;
     ns_span_text(bound, span);
     ns_say(cli, "bound     %s (%s), achieved / bound %.2f\n", span,
-           sum_of(a, "bound_disk_s") > sum_of(a, "bound_compute_s") ? "disk" : "compute", sum_of(a, "achieved"));
+           ns_account_sum(a, "bound_disk_s") > ns_account_sum(a, "bound_compute_s") ? "disk" : "compute",
+           ns_account_achieved(a));
 }
 
 static void say_text(struct ns_cli *cli, const struct ns_queue_status *s, const struct eta *eta,
-                     const struct account *account)
+                     const struct ns_account *account)
 {
     ns_say(cli, "requests  %" PRId64 ": ", s->total);
     ns_say(cli, "%" PRId64 " queued, %" PRId64 " running, ", s->queued, s->running);
@@ -355,17 +327,16 @@ static enum ns_code say_once(struct ns_cli *cli, struct ns_queue *queue, int64_t
                              struct ns_error *err)
 {
     struct eta eta;
-    struct account account = {0};
+    struct ns_account account;
     enum ns_code rc = ns_queue_status_read(queue, batch, s, err);
     if (rc == NS_OK)
         rc = read_eta(queue, s, &eta, err);
     if (rc == NS_OK)
-        rc = ns_queue_each_wave(queue, 0, 1, keep_detail, &account, err);
+        rc = ns_account_read(queue, &account, err);
     if (rc == NS_OK && cli->json)
         rc = say_json(cli, s, &eta, &account, err);
     else if (rc == NS_OK)
         say_text(cli, s, &eta, &account);
-    ns_json_free(account.doc);
     if (rc != NS_OK || cli->json)
         return rc;
     return ns_given(cli, NS_OPT_FOLLOW) ? NS_OK : say_batches(cli, queue, batch, err);

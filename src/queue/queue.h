@@ -379,6 +379,9 @@ typedef enum ns_code (*ns_wave_each_fn)(void *arg, const struct ns_wave_info *wa
 /* Newest first, at most limit (0: all); runner_id 0: all. */
 NS_MUST_CHECK enum ns_code ns_queue_each_wave(struct ns_queue *queue, int64_t runner_id, int64_t limit,
                                               ns_wave_each_fn each, void *arg, struct ns_error *err);
+/* The last wave of each account: of each run, or part of one after which it counted anew. Oldest first. */
+NS_MUST_CHECK enum ns_code ns_queue_each_last_wave(struct ns_queue *queue, ns_wave_each_fn each, void *arg,
+                                                   struct ns_error *err);
 
 /* Which requests: all members must agree; zeros mean any. */
 struct ns_selection {

@@ -299,16 +299,14 @@ enum ns_code ns_queue_status_read(struct ns_queue *queue, int64_t batch_id, stru
     return rc;
 }
 
-enum ns_code ns_queue_each_wave(struct ns_queue *queue, int64_t runner_id, int64_t limit, ns_wave_each_fn each,
-                                void *arg, struct ns_error *err)
+#define WAVE_COLUMNS                                                                                                   \
+    "id, runner_id, kind, began_at, ended_at, n_seqs, n_tokens_in, n_tokens_out, bytes_read, cache_hits,"              \
+    " cache_misses, io_ms, compute_ms, state_bytes, rss_bytes, free_bytes, detail"
+
+/* stmt: rows of WAVE_COLUMNS; rc: how it was begun. */
+static enum ns_code each_row(struct ns_queue *queue, sqlite3_stmt *stmt, enum ns_code rc, ns_wave_each_fn each,
+                             void *arg, struct ns_error *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    enum ns_code rc = ns_sql_rows(queue, &stmt, err,
-                                  "SELECT id, runner_id, kind, began_at, ended_at, n_seqs, n_tokens_in, n_tokens_out,"
-                                  " bytes_read, cache_hits, cache_misses, io_ms, compute_ms, state_bytes, rss_bytes,"
-                                  " free_bytes, detail FROM waves WHERE ?1 = 0 OR runner_id = ?1 ORDER BY id DESC"
-                                  " LIMIT CASE WHEN ?2 = 0 THEN -1 ELSE ?2 END",
-                                  "ii", runner_id, limit);
     while (ns_sql_more(queue, stmt, &rc, err)) {
         struct ns_wave_info w = {.id = sqlite3_column_int64(stmt, 0), .runner_id = sqlite3_column_int64(stmt, 1)};
         w.record = (struct ns_wave_record){.kind = ns_sql_text(stmt, 2),
@@ -331,4 +329,26 @@ enum ns_code ns_queue_each_wave(struct ns_queue *queue, int64_t runner_id, int64
             rc = each(arg, &w, err);
     }
     return rc;
+}
+
+enum ns_code ns_queue_each_wave(struct ns_queue *queue, int64_t runner_id, int64_t limit, ns_wave_each_fn each,
+                                void *arg, struct ns_error *err)
+{
+    sqlite3_stmt *stmt = NULL;
+    enum ns_code rc = ns_sql_rows(queue, &stmt, err,
+                                  "SELECT " WAVE_COLUMNS " FROM waves WHERE ?1 = 0 OR runner_id = ?1 ORDER BY id DESC"
+                                  " LIMIT CASE WHEN ?2 = 0 THEN -1 ELSE ?2 END",
+                                  "ii", runner_id, limit);
+    return each_row(queue, stmt, rc, each, arg, err);
+}
+
+enum ns_code ns_queue_each_last_wave(struct ns_queue *queue, ns_wave_each_fn each, void *arg, struct ns_error *err)
+{
+    sqlite3_stmt *stmt = NULL;
+    enum ns_code rc = ns_sql_rows(queue, &stmt, err,
+                                  "WITH counted AS (SELECT *, json_extract(detail, '$.job.waves') AS n FROM waves)"
+                                  " SELECT " WAVE_COLUMNS " FROM (SELECT *, lead(n) OVER (ORDER BY id) AS after"
+                                  " FROM counted WHERE n IS NOT NULL) WHERE after IS NULL OR after <= n ORDER BY id",
+                                  "");
+    return each_row(queue, stmt, rc, each, arg, err);
 }

@@ -54,6 +54,22 @@ fresh_queue
 exits 0 "single" run --model "$fixtures/k3-tiny" --order single
 check "no wave carries two" [ "$(sql 'SELECT max(n_seqs) FROM waves')" = 1 ]
 check "nothing is shared" [ "$(sql "SELECT sum(json_extract(detail, '\$.rows_saved_by_prefix')) FROM waves")" = 0 ]
+
+# ---- the account of a job is that of all its runs
+fresh_queue
+"$NIGHTSHIFT" submit -q demo.jsonl >/dev/null
+exits 0 "no wave yet" status --json
+check "no account" [ -z "$(field out '$.account.rows')" ]
+exits 0 "a first run" run --model "$demo" --wave-rows 16 --once
+exits 0 "a second" run --model "$demo" --wave-rows 16 --once
+exits 0 "the rest" run --model "$demo" --wave-rows 16
+exits 0 "status" status --json
+check "three runs" [ "$(sql 'SELECT count(DISTINCT runner_id) FROM waves')" = 3 ]
+check "all waves" [ "$(field out '$.account.waves')" = "$(sql 'SELECT count(*) FROM waves')" ]
+check "their rows" [ "$(field out '$.account.rows')" = "$(sql 'SELECT sum(n_tokens_in) FROM waves')" ]
+for member in rows_saved_by_prefix alone_rows experts_distinct expert_bytes; do
+    check "$member" [ "$(field out "\$.account.$member")" = "$(sql "SELECT sum(json_extract(detail, '\$.$member')) FROM waves")" ]
+done
 exits 64 "an order that does not exist" run --model "$demo" --order best
 check "the words are named" err_has "auto|experts|prefix|file|single"
 finish
