@@ -118,7 +118,7 @@ int try_run(struct night_fixture *f, const struct trial *what)
     if (pid == 0) {
         struct ns_error err = {0};
         trial = *what;
-        ns_log_set_sink(NULL, NULL, NS_LOG_ERROR);
+        ns_log_set_sink(what->hear, what->hear_arg, what->hear ? NS_LOG_WARN : NS_LOG_ERROR);
         ns_signal_install();
         signal(SIGALRM, second_signal);
         if (trial.crash_at)

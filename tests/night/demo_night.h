@@ -34,6 +34,8 @@ struct trial {
 
     const char *crash_at; /* named point, NULL: none */
     uint64_t visit;
+    ns_log_sink_fn hear; /* the child's warnings, of hear_arg; NULL: nobody does */
+    void *hear_arg;
 };
 
 enum { TRIAL_FAILED = 9, TRIAL_NOT_REACHED = 3 }; /* exit status: with an error; well, and there was no nth call */

@@ -196,20 +196,12 @@ static void stop_in_a_wave(struct night_fixture *f)
     assert_int_equal(suspended_files(f), 1);
 }
 
-/* A process that ends a pause some time after a run has begun. */
-static pid_t start_resumer(const struct night_fixture *f)
+/* Hears the run say that it waits, and only then ends the pause. */
+static void resume_when_it_waits(void *arg, enum ns_log_level level, const char *text)
 {
-    fflush(NULL);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid > 0)
-        return pid;
-    for (int i = 0; i < 1000 && night_fixture_number(f, "SELECT count(*) FROM runners WHERE ended_at IS NULL") == 0;
-         i++)
-        usleep(20000);
-    usleep(1500000);
-    set_control(f, NS_CONTROL_RESUME);
-    _exit(0);
+    (void)level;
+    if (strstr(text, "the queue is paused"))
+        set_control(arg, NS_CONTROL_RESUME);
 }
 
 /* While nothing may be claimed, the wave would serve nobody: a run that drains leaves it, one that is paused waits. */
@@ -218,7 +210,6 @@ static void a_wave_put_aside_waits_for_its_requests(void **state)
     (void)state;
     struct night_fixture f;
     static struct outcomes want;
-    int status;
     open_long(&f, 4, &want);
     stop_in_a_wave(&f);
     finish_well(&f, &want, "at once");
@@ -229,11 +220,10 @@ static void a_wave_put_aside_waits_for_its_requests(void **state)
     assert_int_equal(report->waves, 0);
     assert_int_equal(suspended_files(&f), 1);
     set_control(&f, NS_CONTROL_PAUSE);
-    pid_t resumer = start_resumer(&f);
-    finish_well(&f, &want, "after a drain and a pause");
+    assert_int_equal(try_run(&f, &(struct trial){.rows = 128, .hear = resume_when_it_waits, .hear_arg = &f}), 0);
     assert_int_equal(report->waves, waves);
-    assert_int_equal(waitpid(resumer, &status, 0), resumer);
-    assert_int_equal(status, 0);
+    finish_well(&f, &want, "after a drain and a pause");
+    assert_int_equal(night_fixture_number(&f, "SELECT paused FROM control"), 0);
     night_fixture_close(&f);
 }
 
